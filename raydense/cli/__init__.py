@@ -26,7 +26,7 @@ from raydense.cli.pools import pool_group
 from raydense.cli.recipes import demo_command, run_command
 from raydense.cli.serving import serve_command
 from raydense.cli.submit import submissions_of
-from raydense.cli.visibility import refuse_unseen
+from raydense.cli.visibility import check_submission
 from raydense.errors import fixable
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table, measures_runs
@@ -42,7 +42,7 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
         settings = read(verb.settings, config, flags)
         join(address)
-        refuse_unseen([Stage(name, name, settings, ())])
+        check_submission([Stage(name, name, settings, ())])
         _print_result(name, verb.run(settings), as_json)
 
     more = {"help": verb.settings.__doc__, "epilog": example_of(name)}
@@ -56,7 +56,7 @@ def _evaluate_command() -> click.Command:
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
         settings = read_evaluate(config, flags)
         join(address)
-        refuse_unseen([Stage("evaluate", "evaluate", settings, ())])
+        check_submission([Stage("evaluate", "evaluate", settings, ())])
         if isinstance(settings, SuiteSettings):
             _run_suite(Suite.read(settings), as_json)
         else:
@@ -84,7 +84,7 @@ def _search_command() -> click.Command:
             answer(settings, question, as_json, address)
             return
         join(address)
-        refuse_unseen([Stage("search", "search", settings, ())])
+        check_submission([Stage("search", "search", settings, ())])
         _print_result("search", VERBS["search"].run(settings), as_json)
 
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (SearchSettings, AskSettings))

@@ -15,13 +15,13 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from raydense.cli.job_process import JobProcess
 from raydense.cli.visibility import SUBMISSION
 from raydense.cli.work import Work, entrypoint, packed, submission_name
 from raydense.errors import InputError
-from raydense.runtime.network import network_env
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import TOKEN
-from raydense.runtime.verbosity import VARIABLE, limit_logs
+from raydense.runtime.verbosity import limit_logs
 
 _HEADERS = "RAY_JOB_HEADERS"
 _PATIENCE_S = 120.0
@@ -79,11 +79,12 @@ def connect(address: str) -> Any:
         raise InputError(f"no dashboard of Ray answers ({_last_line(error)})", address, fix) from error
 
 
-def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
+def start(client: Any, work: Work, process: JobProcess | None = None) -> tuple[str, str]:
     """The submission's name, and what happened: a running job of this name is used, otherwise one is started.
 
     JobError if the cluster does not accept it.
     """
+    process = process or JobProcess()
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         name, earlier, runs = _named(client, submission_name(work))
@@ -91,9 +92,9 @@ def start(client: Any, work: Work, python: str = "python") -> tuple[str, str]:
             return name, "runs already"
         try:
             with packed(work) as folder:
-                verbosity = {key: value for key, value in os.environ.items() if key == VARIABLE}
-                environment = {"working_dir": str(folder), "env_vars": {SUBMISSION: name, **verbosity, **network_env()}}
-                client.submit_job(entrypoint=entrypoint(work, python), submission_id=name, runtime_env=environment)
+                environment = {"working_dir": str(folder), "env_vars": {**process.environment(), SUBMISSION: name}}
+                command = entrypoint(work, process.python)
+                client.submit_job(entrypoint=command, submission_id=name, runtime_env=environment, **process.reserved)
             return name, f"submitted again: {earlier}" if earlier else "submitted"
         except (RuntimeError, OSError) as error:
             # the first if another process was quicker, the second while the cluster starts

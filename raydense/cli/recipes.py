@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from raydense.cli.flags import join, read_recipe, stages_of
-from raydense.cli.visibility import refuse_unseen
+from raydense.cli.visibility import check_submission
 from raydense.errors import why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
@@ -53,7 +53,7 @@ def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: boo
     join(address)
     recipe = recipe_named(recipe)
     read = read_recipe(recipe, output, changes, concurrent)
-    refuse_unseen(stages_of(read))
+    check_submission(stages_of(read))
     if isinstance(read, Recipe):
         _run(read, as_json)
     else:

@@ -11,6 +11,7 @@ import click
 
 from raydense.cli import jobs
 from raydense.cli.flags import Command, Flag, read, read_evaluate, read_recipe, stages_of
+from raydense.cli.job_process import JobProcess
 from raydense.cli.visibility import refuse_local
 from raydense.cli.work import Work, announce, recipe_work, verb_work
 from raydense.errors import InputError
@@ -19,6 +20,7 @@ from raydense.recipes.stage import VERBS
 from raydense.runtime.progress import say, say_error
 from raydense.storage import Place
 
+_RESERVED = "for the job's own process, which else runs on the head"
 _DASHBOARD = "the address of the cluster's dashboard, as http://HEAD:8265; by default RAY_ADDRESS"
 
 
@@ -36,7 +38,8 @@ def submit_group() -> None:
 
     The job is named by what it makes. Submitted again while it runs, it is followed from its start; when it has ended, it is submitted
     again as NAME-2 and so on, and continues. Ctrl-C leaves it running. The settings are checked before anything is
-    sent. If the cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.
+    sent. The job has the nodes' own environment, and of this machine's --env NAME alone, with --quiet or --verbose and the variables of NCCL and gloo.
+    Its own process runs on the head, unless --entrypoint-memory, or another of these, reserves room for it on a node. If the cluster wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.
     """
 
 
@@ -46,11 +49,21 @@ def _submit_options() -> list[click.Parameter]:
         Flag(["--address"], metavar="URL", help=_DASHBOARD),
         Flag(["--no-wait"], is_flag=True, help="print the job's name, and do not follow it"),
         Flag(["--python"], default="python", metavar="PATH", help="the Python of the cluster, which has raydense's requirements  [python]"),
+        Flag(
+            ["--env"],
+            multiple=True,
+            metavar="NAME[=VALUE]",
+            help="a variable of the job and its workers, by default as it is set here; no secrets",
+        ),
+        Flag(["--entrypoint-num-cpus"], type=click.FloatRange(0), metavar="NUMBER", help=f"CPUs {_RESERVED}, on whichever node has them"),
+        Flag(["--entrypoint-memory"], type=click.IntRange(0), metavar="BYTES", help=f"memory {_RESERVED}"),
+        Flag(["--entrypoint-resources"], metavar="JSON", help=f"""other resources {_RESERVED}, as '{{"big": 1}}'"""),
     ]
 
 
 def _submit_verb(name: str, command: click.Command) -> click.Command:
-    def call(config: str | None, as_json: bool, address: str | None, python: str, no_wait: bool, **flags: Any) -> None:
+    def call(config: str | None, as_json: bool, **flags: Any) -> None:
+        where = {str(option.name): flags.pop(str(option.name)) for option in _submit_options()}
         reading = read_evaluate if name == "evaluate" else lambda config, flags: read(VERBS[name].settings, config, flags)
         settings = reading(config, flags)
         work = verb_work(name, settings)
@@ -59,7 +72,7 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
         if reading(None, again).model_dump() != work.stages[0].settings.model_dump():
             raise InputError("contains a value that flags cannot express, as an empty list", name, "write it as a recipe")
         announce(work, settings)
-        _submit(work, address, python, no_wait, as_json)
+        _submit(work, as_json, **where)
 
     params = [param for param in command.params if param.name != "address" and not isinstance(param, click.Argument)]
     words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
@@ -76,20 +89,21 @@ def _submit_run(command: click.Command) -> click.Command:
         work = recipe_work(recipe, whole, stages_of(read_recipe(recipe, whole, changes, concurrent)), words)
         if whole != output:
             say(f"submit: --output is {whole}")
-        _submit(work, as_json=as_json, **where)
+        _submit(work, as_json, **where)
 
     params = [param for param in command.params if param.name != "address"]
     words = "Submit `raydense run RECIPE` as a job of a cluster; see `raydense submit --help`."
     return click.Command("run", params=[*params, *_submit_options()], callback=call, help=words, short_help="`raydense run` as a job.")
 
 
-def _submit(work: Work, address: str | None, python: str, no_wait: bool, as_json: bool) -> None:
+def _submit(work: Work, as_json: bool, address: str | None, no_wait: bool, **started: Any) -> None:
+    process = JobProcess.read(**started)
     where = jobs.dashboard(address)
     refuse_local(work, where)
     if as_json:
         work = replace(work, words=(*work.words, "--json"))
     client = jobs.connect(where)
-    name, happened = jobs.start(client, work, python)
+    name, happened = jobs.start(client, work, process)
     say(f"{name}: {happened}")
     if not no_wait:
         _follow(client, name, where, as_json, sys.stderr)

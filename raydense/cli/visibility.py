@@ -1,4 +1,4 @@
-"""Refuses paths that the nodes of a cluster do not see: before a job is submitted, and again inside the job."""
+"""Refuses a job whose paths the nodes of the cluster do not see, before it is submitted and again inside the job, or whose tracking would be lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from raydense.storage import Place
 
 SUBMISSION = "RAYDENSE_SUBMISSION"  # is set in a job: the name of its submission
 _SHARE = "correct it, or put it on storage that all nodes mount, and give its path there"
+_ANSWERS_S = 120.0
 _DISKS = {"apfs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "hfs", "ntfs", "overlay", "ramfs", "tmpfs", "vfat", "xfs", "zfs"}
 
 
@@ -56,23 +58,43 @@ def _on_own_disk(path: str) -> bool:
     return bool(mounts) and max(mounts, key=lambda part: len(part.mountpoint)).fstype in _DISKS
 
 
-def refuse_unseen(stages: Iterable[Stage]) -> None:
-    """In a submitted job: InputError if a node of the cluster does not see a path that the stages read or write."""
-    if SUBMISSION not in os.environ:
-        return
+def check_submission(stages: Iterable[Stage]) -> None:
+    """In a submitted job: InputError if a node of the cluster does not see a path of the stages, or what a training tracks would be lost."""
+    if SUBMISSION in os.environ:
+        stages = list(stages)
+        _refuse_untracked(stages)
+        _refuse_unseen(stages)
+
+
+def _refuse_untracked(stages: list[Stage]) -> None:
+    """InputError where mlflow would write into the folder that the job runs in, which is deleted after the job."""
+    for stage in stages:
+        if getattr(stage.settings, "track", "none") == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI"):
+            fix = "give `raydense submit` --env MLFLOW_TRACKING_URI=..., or set it for the nodes"
+            raise InputError(
+                "MLFLOW_TRACKING_URI is not set in the job, and mlflow would write where the job's files are deleted", "track", fix
+            )
+
+
+def _refuse_unseen(stages: list[Stage]) -> None:
     ensure_ray()
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    stages = list(stages)
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     look = ray.remote(num_cpus=0)(_missing)
+    deadline = time.monotonic() + _ANSWERS_S
     with _witnesses(stages if len(nodes) > 1 else []) as witnesses:
         paths = [*needed(stages), *witnesses]
         asked = {node: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(paths) for node in nodes}
         for node, answer in asked.items():
             try:
-                missing = ray.get(answer)
+                missing = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+            except ray.exceptions.GetTimeoutError as error:
+                what = f"the cluster's node {nodes[node]} did not say within {_ANSWERS_S:.0f} s whether it sees the paths"
+                raise InputError(
+                    what, fix="is a mount there hung (ls answers)? repair it, or take the node out, and submit again"
+                ) from error
             except ray.exceptions.RayError:  # the node has left
                 continue
             for path in missing:

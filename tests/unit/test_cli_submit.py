@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 from ray.dashboard.modules.job.pydantic_models import JobDetails, JobType
 from ray.job_submission import JobStatus
@@ -16,7 +17,7 @@ from ray.job_submission import JobStatus
 import raydense
 from raydense.cli import jobs, main
 from raydense.cli.submit import _follow
-from raydense.cli.visibility import refuse_local, refuse_unseen
+from raydense.cli.visibility import check_submission, refuse_local
 from raydense.cli.work import code_digest, entrypoint, needed, packed, recipe_work, submission_name, verb_work, words_of
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
@@ -163,7 +164,7 @@ def test_a_proxy_gets_the_headers_of_the_environment(monkeypatch):
 
 def test_paths_are_checked_only_in_a_submission(monkeypatch):
     monkeypatch.delenv("RAYDENSE_SUBMISSION", raising=False)
-    refuse_unseen([Stage("index", "index", IndexSettings.read({"kind": "bm25", "corpus": "/nowhere", "output": "o"}), ())])
+    check_submission([Stage("index", "index", IndexSettings.read({"kind": "bm25", "corpus": "/nowhere", "output": "o"}), ())])
 
 
 def test_a_log_that_is_read_again_is_printed_once():
@@ -179,7 +180,7 @@ class Cluster:
     """Keeps what is submitted; `earlier` are the jobs that it had before."""
 
     def __init__(self, *earlier):
-        self.jobs, self.submitted = list(earlier), []
+        self.jobs, self.submitted, self.reserved = list(earlier), [], {}
 
     def list_jobs(self):
         return self.jobs
@@ -187,6 +188,7 @@ class Cluster:
     def submit_job(self, **given):
         sent = sorted(path.name for path in Path(given["runtime_env"]["working_dir"]).iterdir())
         self.submitted.append((given["entrypoint"], given["submission_id"], given["runtime_env"]["env_vars"], sent))
+        self.reserved = {key: value for key, value in given.items() if key.startswith("entrypoint_")}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,87 @@ def test_a_job_has_the_network_of_the_command(monkeypatch):
     cluster = Cluster()
     jobs.start(cluster, index())
     assert cluster.submitted[0][2]["NCCL_SOCKET_IFNAME"] == "ens5"
+
+
+SAMPLE = ["submit", "sample", "--output", "s3://b/o", "--address", "http://head.example:8265", "--no-wait"]
+
+
+def test_a_job_gets_the_variables_and_the_place_that_were_asked_for(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    cluster = Cluster()
+    monkeypatch.setattr(jobs, "connect", lambda address: cluster)
+    words = ["--env", "MLFLOW_TRACKING_URI", "--env", "TOKENIZERS_PARALLELISM=a=b", "--env", "NCCL_DEBUG=INFO"]
+    words += ["--entrypoint-num-cpus", "2", "--entrypoint-memory", "1000", "--entrypoint-resources", '{"big": 1}']
+    with pytest.raises(SystemExit, match="0"):
+        main([*SAMPLE, *words])
+    (_, name, environment, _) = cluster.submitted[0]
+    asked = {"MLFLOW_TRACKING_URI": "http://tracker:5000", "TOKENIZERS_PARALLELISM": "a=b", "NCCL_DEBUG": "INFO"}
+    assert asked | {"RAYDENSE_SUBMISSION": name} == {key: environment[key] for key in [*asked, "RAYDENSE_SUBMISSION"]}
+    assert cluster.reserved == {"entrypoint_num_cpus": 2, "entrypoint_memory": 1000, "entrypoint_resources": {"big": 1}}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--env", "HF_TOKEN"],
+            "--env HF_TOKEN: Ray's dashboard shows the variables of a job, so keys and passwords are not sent; set it in",
+        ),
+        (["--env", "AWS_ACCESS_KEY_ID=hidden"], "--env AWS_ACCESS_KEY_ID: Ray's dashboard shows"),
+        (["--env", "pgpassword=hidden"], "--env pgpassword: Ray's dashboard shows"),
+        (["--env", "MLFLOW_TRACKING_URI=https://me:hidden@host"], "--env MLFLOW_TRACKING_URI: contains credentials"),
+        (["--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: is not set here; set it, or give --env NOT_SET_HERE=VALUE"),
+        (["--env", "A-B=1"], "--env A-B: is no name of a variable"),
+        (["--entrypoint-resources", "big"], "--entrypoint-resources big: is no JSON object of amounts"),
+        (["--entrypoint-resources", '{"big": "1"}'], "is no JSON object of amounts"),
+        (["--entrypoint-memory", "2.5"], "'--entrypoint-memory': '2.5' is not a valid integer"),
+    ],
+)
+def test_variables_and_resources_of_a_job_are_checked_before_anything_is_sent(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(jobs, "connect", None)
+    with pytest.raises(SystemExit, match="2"):
+        main([*SAMPLE, *words])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error
+    assert "hidden" not in error
+
+
+def test_what_mlflow_would_write_into_the_folder_of_a_job_is_refused(monkeypatch):
+    monkeypatch.setenv("RAYDENSE_SUBMISSION", "raydense-train-1")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folders = {key: f"s3://b/{key}" for key in ("model", "corpus", "queries", "examples", "output")}
+    stage = Stage("train", "train", TrainSettings(objective="retriever", track="mlflow", **folders), ())
+    with pytest.raises(InputError, match=r"^track: MLFLOW_TRACKING_URI is not set in the job, .*--env MLFLOW_TRACKING_URI"):
+        check_submission([stage])
+    joined = []
+    monkeypatch.setattr("raydense.cli.visibility._refuse_unseen", joined.extend)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    check_submission([stage])
+    assert joined == [stage]
+
+
+def test_a_node_that_does_not_answer_is_named(monkeypatch):
+    """As one with a mount that hangs, where the task that looks never ends."""
+
+    class Task:
+        def options(self, **_):
+            return self
+
+        def remote(self, *_):
+            return "answer"
+
+    def get(answer, timeout=None):
+        assert timeout is not None, "without one the job waits for ever"
+        raise ray.exceptions.GetTimeoutError
+
+    monkeypatch.setenv("RAYDENSE_SUBMISSION", "raydense-index-1")
+    monkeypatch.setattr("raydense.cli.visibility.ensure_ray", lambda: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "0" * 56, "NodeManagerHostname": "node-7", "Alive": True}])
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda function: Task())
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(InputError, match=r"^the cluster's node node-7 did not say within 120 s whether it sees the paths; .*mount"):
+        check_submission(index(corpus="/shared/c", output="/shared/o").stages)
 
 
 def test_a_job_that_has_ended_is_submitted_under_the_next_name():
