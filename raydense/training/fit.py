@@ -36,7 +36,7 @@ from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import many_words
 from raydense.training.method import dev_interval, load_model, method_of
-from raydense.training.micro_batch import refuse_too_little
+from raydense.training.micro_batch import refuse_too_little, refuse_too_little_to_write
 from raydense.training.registered import newest_state
 from raydense.training.settings import MeasuredSettings
 from raydense.training.tracking import tracking
@@ -108,6 +108,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
         start = _tiny(settings, store, shared) if settings.model == "tiny" else settings.model
         if settings.micro_batch == "auto" and not gpu and not joins_cluster():
             refuse_too_little(settings, start)
+        refuse_too_little_to_write(settings, start)
         opened = {key: value for key, value in inputs.items() if "." not in key}  # the driver reads the inputs of groups (dev, refresh)
         job = Job(settings, start, shared, steps, dev, generations, steps, opened, draft.made_from.get("method_code", ""))
         with GenerationBuilder(make, settings, start, generations, inputs) as builder:

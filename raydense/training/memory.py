@@ -108,9 +108,14 @@ class Outline:
         return int((_OFFLOADED_3 if tied(s) else _OFFLOADED) * trained / s.workers) + summed
 
     @property
+    def whole(self) -> int:
+        """Bytes of all weights in float32, as the model is written at the end."""
+        return 4 * _count(self.model.parameters())
+
+    @property
     def here(self) -> int:
         """Bytes of the model as it is loaded, in float32, and of its gradients."""
-        return 4 * (_count(self.model.parameters()) + _count(self._trained))
+        return self.whole + 4 * _count(self._trained)
 
     def memory(self, micro_batch: int) -> Memory:
         """The memory of a worker that sends at most `micro_batch` texts of a kind through the model at once; 0 means all."""
@@ -120,7 +125,7 @@ class Outline:
         if pieces not in self._running:
             self._running[pieces] = self.running(pieces)
         running = int(self._running[pieces] * (1.0 if self._gpu else _HOLES)) + self._gathered()
-        saving = 4 * _count(self.model.parameters()) - gradients
+        saving = self.whole - gradients
         if tied(settings):  # worker 0 saves, on a GPU in the memory of its machine, and gradients stay
             saving = 0 if self._gpu else 4 * _count(self._trained)
         process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine.name == "deepspeed" else 0)

@@ -109,6 +109,16 @@ def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: tor
             raise InputError(what, "engine.offload", "give a machine with more memory, more machines, or a smaller model")
 
 
+def refuse_too_little_to_write(settings: LoopSettings, start: str) -> None:
+    """InputError if this machine, where the trained model is written, has not the memory for it in float32, though with ZeRO 3 no worker holds it whole."""
+    if tied(settings):
+        written = settings.model_copy(update={"precision": "fp32"})  # that of the workers may be one that no CPU trains in
+        needed, most = Outline(written, start, torch.device("cpu")).whole, _machine()
+        if needed > most:
+            what = f"the trained model takes {needed / 2**30:.1f} GiB where it is written, and this machine has {most / 2**30:.1f}"
+            raise InputError(what, "model", "run the command, or the job's own process (submit --entrypoint-memory), on a larger machine")
+
+
 def choices(settings: LoopSettings) -> list[int]:
     """The candidates of auto: all texts at once, then smaller powers of two."""
     most = max(texts_of(settings).values())
@@ -135,8 +145,12 @@ def bounded_by(device: torch.device, on_machine: int) -> str:
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
         return f"{card.name} with {card.total_memory / 2**30:.1f} GiB"
-    most = [most for most, _ in _containers()]
-    return f"CPU with {min([psutil.virtual_memory().total, *most]) / on_machine / 2**30:.1f} GiB"
+    return f"CPU with {_machine() / on_machine / 2**30:.1f} GiB"
+
+
+def _machine() -> int:
+    """All bytes of this machine's memory, or its container's."""
+    return min([psutil.virtual_memory().total, *(most for most, _ in _containers())])
 
 
 def kept_micro_batch(place: Place, device: torch.device, on_machine: int) -> tuple[Kept | None, list[str]]:

@@ -37,6 +37,7 @@ from raydense.training.micro_batch import (
     memory_for,
     refuse_too_little,
     refuse_too_little_to_offload,
+    refuse_too_little_to_write,
 )
 from raydense.training.pieces import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
@@ -280,6 +281,20 @@ def test_too_little_memory_of_the_machine_to_offload_is_refused(data: TrainingDa
     refuse_too_little_to_offload(settings(data, engine={"name": "deepspeed"}), asked.model, gpu, 2)
     with pytest.raises(InputError, match=r"engine.offload: offload needs about .* of the machine's memory for each of 2 worker"):
         refuse_too_little_to_offload(asked, asked.model, gpu, 2)
+
+
+def test_too_little_memory_of_the_machine_to_write_the_model_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ZeRO 3, where no worker would notice; also in a precision that the machine could not train in."""
+    zero3 = settings(data, precision="fp16", engine={"name": "deepspeed", "zero": 3})
+    size = 4 * sum(p.numel() for p in loaded(zero3).parameters())
+    monkeypatch.setattr(micro_batch, "_machine", lambda: size)
+    refuse_too_little_to_write(zero3, zero3.model)
+    monkeypatch.setattr(micro_batch, "_machine", lambda: size - 1)
+    refuse_too_little_to_write(settings(data), str(data.root / "start"))
+    with pytest.raises(
+        InputError, match=r"^model: the trained model takes .* GiB where it is written, and this machine has .*--entrypoint-memory"
+    ):
+        refuse_too_little_to_write(zero3, zero3.model)
 
 
 def test_half_precision_holds_half(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
