@@ -117,11 +117,12 @@ def test_a_launched_cluster_is_closed_and_its_head_does_no_work(name):
         assert all(group == ["sg-YOUR-GROUP"] for group in groups), "a type without one opens port 22 to the world"
 
 
-CREDENTIALS = re.compile(r"^( *)# ((?:IamInstanceProfile|serviceAccounts|serviceAccountName|imagePullSecrets|envFrom): )", re.MULTILINE)
+COMMENTED = r"(?:IamInstanceProfile|serviceAccounts|serviceAccountName|imagePullSecrets|envFrom|env): |- (?:aws ecr|gcloud auth) |- \{name: (?:cache|RAYDENSE_CACHE),"
+CREDENTIALS = re.compile(rf"^( *)# ({COMMENTED})", re.MULTILINE)
 
 
 def _with_credentials(path):
-    """A file with its commented lines on credentials put in, and how many these are."""
+    """A file with its commented lines on credentials, registries and the cache of buckets put in, and how many these are."""
     text, count = CREDENTIALS.subn(r"\1\2", (ROOT / "cluster" / path).read_text())
     return yaml.safe_load(re.sub("YOUR-[A-Z-]+", "mine", text)), count
 
@@ -131,6 +132,7 @@ def test_credentials_of_machines_fit_where_they_are_commented(name):
     config, count = _with_credentials(name)
     assert count
     validate_config(prepare_config(config))
+    assert "docker" in config["initialization_commands"][0], "the machine logs in to the image's registry before it pulls"
     key = "IamInstanceProfile" if name == "aws.yaml" else "serviceAccounts"
     workers = {kind: of["node_config"] for kind, of in config["available_node_types"].items() if kind != "head"}
     assert [kind for kind, of in workers.items() if key not in of] == []
@@ -352,25 +354,28 @@ def test_the_image_takes_its_versions_from_the_constraints(tmp_path):
     dockerfile = (ROOT / "cluster" / "Dockerfile").read_text()
     assert (
         re.search(r"\(Python ([\d.]+)\)", (ROOT / "constraints.txt").read_text())[1]
-        == re.search(r"^FROM python:([\d.]+)-", dockerfile, re.M)[1]
+        == re.search(r"^ARG BASE=python:([\d.]+)-", dockerfile, re.M)[1]
     )
     install = re.search(r"^RUN (torch=.*?[^\\])\n\n", dockerfile, re.M | re.S)[1]
     (tmp_path / "pip").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "pip").chmod(0o755)
     install = install.replace("/tmp/constraints.txt", str(tmp_path / "constraints.txt"))
-    done = subprocess.run(
-        ["sh", "-c", install], cwd=ROOT, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA": "cu126"}, capture_output=True, text=True
-    )
+    given = {"CUDA": "cu126", "TORCH_INDEX": "https://mirror/torch", "EXTRAS": "lora,mlflow", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", install], cwd=ROOT, env=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"\$\{(\w+)\}", install)) - {"torch"} <= set(re.findall(r"^ARG (\w+)", dockerfile, re.M))
     torch, whole, without, faiss = done.stdout.splitlines()
     assert torch.endswith(f"torch=={_pins()['torch']}+cu126")
-    assert "-c constraints.txt ." in whole
+    assert "--extra-index-url https://mirror/torch" in torch
+    assert "-c constraints.txt .[lora,mlflow]" in whole
     assert without == "uninstall --yes faiss-cpu"
     assert faiss.endswith(f"faiss-gpu=={_pins()['faiss-cpu']}")
 
 
 def test_the_image_is_made_from_what_is_in_the_repository():
     dockerfile = (ROOT / "cluster" / "Dockerfile").read_text()
-    for sources in re.findall(r"^COPY (.+) \S+$", dockerfile, re.M):
-        assert all((ROOT / source).exists() for source in sources.split())
-    assert re.search(r"^USER ray$", dockerfile, re.M)
+    sources = [source for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.M) for source in line.split()]
+    assert all((ROOT / source).exists() for source in sources)
+    _, everything, *kept, cache = (ROOT / ".dockerignore").read_text().splitlines()
+    assert (everything, kept, cache) == ("*", [f"!{source}" for source in sources], "**/__pycache__")
+    assert re.search(r"^USER 1000:100$", dockerfile, re.M), "with runAsNonRoot Kubernetes refuses a name"
