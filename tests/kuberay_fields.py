@@ -43,6 +43,9 @@ VARIABLE = fields("name", "value", name=TEXT, value={"type": "string"})
 PROBE = fields(
     "httpGet", httpGet=fields("path", "port", path=TEXT, port=COUNT), periodSeconds=COUNT, timeoutSeconds=COUNT, failureThreshold=COUNT
 )
+SECCOMP = fields("type", type=one_of("RuntimeDefault"))
+POD_SECURITY = fields(runAsUser=COUNT, runAsGroup=COUNT, fsGroup=COUNT, runAsNonRoot=FLAG, seccompProfile=SECCOMP)
+CONTAINER_SECURITY = fields(allowPrivilegeEscalation=FLAG, capabilities=fields("drop", drop=each(one_of("ALL"))))
 CONTAINER = fields(
     "name",
     "image",
@@ -54,6 +57,7 @@ CONTAINER = fields(
     envFrom=each(fields("secretRef", secretRef=fields("name", name=NAME))),
     ports=each(fields("name", "containerPort", name=NAME, containerPort=COUNT)),
     resources=RESOURCES,
+    securityContext=CONTAINER_SECURITY,
     readinessProbe=PROBE,
     volumeMounts=each(fields("name", "mountPath", name=NAME, mountPath=TEXT, readOnly=FLAG)),
 )
@@ -65,12 +69,18 @@ TOLERATION = fields(
     value=TEXT,
     effect=one_of("NoSchedule", "NoExecute", "PreferNoSchedule"),
 )
+VOLUME: Schema = {
+    "oneOf": [
+        fields("name", "persistentVolumeClaim", name=NAME, persistentVolumeClaim=fields("claimName", claimName=NAME)),
+        fields("name", "emptyDir", name=NAME, emptyDir=fields("sizeLimit", sizeLimit=QUANTITY)),
+    ]
+}
 POD = fields(
     "containers",
     "volumes",
     containers=each(CONTAINER),
-    volumes=each(fields("name", "persistentVolumeClaim", name=NAME, persistentVolumeClaim=fields("claimName", claimName=NAME))),
-    securityContext=fields(runAsUser=COUNT, runAsGroup=COUNT, fsGroup=COUNT, runAsNonRoot=FLAG),
+    volumes=each(VOLUME),
+    securityContext=POD_SECURITY,
     nodeSelector=TEXTS,
     tolerations=each(TOLERATION),
     priorityClassName=TEXT,
@@ -80,6 +90,17 @@ POD = fields(
     # no restartPolicy: under autoscaler v2 KubeRay sets it, and refuses others
 )
 TEMPLATE = fields("spec", metadata=fields(labels=TEXTS, annotations=TEXTS), spec=POD)
+SUBMITTER = fields(
+    "spec",
+    spec=fields(
+        "containers",
+        "restartPolicy",
+        containers=each(CONTAINER),
+        restartPolicy=one_of("Never"),
+        securityContext=POD_SECURITY,
+        imagePullSecrets=each(fields("name", name=NAME)),
+    ),
+)
 HEAD = fields(
     "template", "rayStartParams", template=TEMPLATE, rayStartParams=TEXTS, serviceType=one_of("ClusterIP"), labels=TEXTS, resources=TEXTS
 )
@@ -107,6 +128,7 @@ AUTOSCALER = fields(
     imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
     env=each(VARIABLE),
     resources=RESOURCES,
+    securityContext=CONTAINER_SECURITY,
 )
 CLUSTER = fields(
     "rayVersion",
@@ -130,6 +152,7 @@ JOB = fields(
     activeDeadlineSeconds=COUNT,
     preRunningDeadlineSeconds=COUNT,
     submissionMode=one_of("K8sJobMode", "HTTPMode", "SidecarMode"),
+    submitterPodTemplate=SUBMITTER,
     suspend=FLAG,
     shutdownAfterJobFinishes=FLAG,
     ttlSecondsAfterFinished=COUNT,

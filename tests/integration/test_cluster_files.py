@@ -148,6 +148,11 @@ def test_credentials_of_pods_fit_where_they_are_commented(name):
         pod = group["template"]["spec"]
         assert {"serviceAccountName", "imagePullSecrets"} <= pod.keys()
         assert all("envFrom" in container for container in pod["containers"])
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert mounts == {"data": "/data", "cache": "/tmp"}
+        assert {volume["name"] for volume in pod["volumes"]} == mounts.keys()
+        caches = [of["value"] for of in pod["containers"][0]["env"] if of["name"] == "RAYDENSE_CACHE"]
+        assert caches == [f"{mounts['cache']}/raydense"]
 
 
 @pytest.mark.parametrize("name", KUBERAY)
@@ -202,15 +207,44 @@ def test_a_misspelt_or_misplaced_field_is_found_at_any_depth():
 def test_rays_autoscaler_reads_the_pods_that_the_file_describes(name):
     config = _autoscaled(name)
     kinds = config["available_node_types"]
-    assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 16 * 2**30}
+    assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 10 * 2**30}
     for group in ("v100-spot", "v100-on-demand"):
-        assert kinds[group]["resources"] == {"CPU": 7, "GPU": 1, "memory": 24 * 2**30}
+        assert kinds[group]["resources"] == {"CPU": 7, "GPU": 1, "memory": 15 * 2**30}
     assert kinds["v100-spot"]["priority"] > kinds["v100-on-demand"].get("priority", 0)
 
 
 def _autoscaled(name):
     logging.getLogger("ray.autoscaler").setLevel(logging.ERROR)
     return _derive_autoscaling_config_from_ray_cr({"metadata": {"name": "raydense", "namespace": "default"}, "spec": _cluster_of(name)})
+
+
+@pytest.mark.parametrize("name", [*GROWING, SERVICE])
+def test_pools_leave_room_in_a_pod(name):
+    """KubeRay gives out the whole limit of a pod where nothing is said; Ray's store of objects and the processes beside tasks come on top."""
+    spec = _cluster_of(name)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        limit = int(re.fullmatch(r"(\d+)Gi", container["resources"]["limits"]["memory"])[1]) * 2**30
+        assert 0.6 * limit < int(group["rayStartParams"]["memory"]) < 0.66 * limit
+
+
+@pytest.mark.parametrize("name", [*GROWING, SERVICE])
+def test_pods_meet_the_restricted_level_of_pod_security(name):
+    """Of Kubernetes' Pod Security Standards; KubeRay's init containers take what the container of Ray has."""
+    spec = _kubernetes(name)["spec"]
+    cluster = _cluster_of(name)
+    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    pods += [spec["submitterPodTemplate"]["spec"]] if name in JOBS else []
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*(of for pod in pods for of in pod["containers"]), cluster["autoscalerOptions"]):
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_work_without_gpus_starts_no_gpu_pods():
+    assert _started(_autoscaled("raycluster.yaml"), {"CPU": 1}, 40) == {"cpu-spot": 3}
+    assert _started(_autoscaled("raycluster.yaml"), {"memory": 12 * 2**30, "CPU": 0.001}, 4) == {"cpu-spot": 2}
 
 
 @pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob-encode.yaml", "rayjob-generate.yaml"])
@@ -322,8 +356,8 @@ def test_the_service_is_reached_where_serve_listens():
 def test_the_pods_of_the_service_are_there_when_it_begins():
     """A pool takes what memory there is; and its replicas lie apart only where there are as many pods."""
     kinds = _autoscaled(SERVICE)["available_node_types"]
-    assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 16 * 2**30}
-    assert kinds["search"]["resources"] == {"CPU": 7, "memory": 48 * 2**30}
+    assert kinds["headgroup"]["resources"] == {"CPU": 0, "GPU": 0, "memory": 10 * 2**30}
+    assert kinds["search"]["resources"] == {"CPU": 7, "memory": 30 * 2**30}
     assert kinds["search"]["min_workers"] >= _served()["applications"][0]["args"]["shard_replicas"]
 
 
@@ -346,6 +380,7 @@ def test_all_nodes_have_the_versions_that_were_tested():
         spec = _cluster_of(name)
         assert spec["rayVersion"] == _pins()["ray"]
         pods = [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+        pods += [_kubernetes(name)["spec"]["submitterPodTemplate"]["spec"]] if name in JOBS else []
         assert {container["image"] for pod in pods for container in pod["containers"]} == {image}
     assert image in (ROOT / "cluster" / "Dockerfile").read_text()
 
