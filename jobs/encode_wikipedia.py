@@ -10,7 +10,6 @@ the shards that are missing. On a cluster that autoscales, Ray Data adds actors 
 """
 
 import argparse
-import sys
 
 import raydense as rd
 
@@ -18,20 +17,18 @@ import raydense as rd
 def main() -> None:
     """Run the three stages, and print how to search the index."""
     given = _arguments()
-    minimum, maximum = map(int, given.concurrency.split(","))
     output = given.output.rstrip("/")
-
-    corpus = rd.import_corpus("dpr", given.passages, f"{output}/corpus", shard_rows=given.shard_rows)
-    vectors = rd.encode(
-        rd.EncodeSettings(
-            model=given.model,
-            corpus=str(corpus.place),
-            output=f"{output}/vectors",
-            concurrency=(minimum, maximum),
-            gpus_per_actor=given.gpus_per_actor,
-            cpus_per_actor=given.cpus_per_actor,
-        )
+    settings = rd.EncodeSettings(  # before the import, so that a mistake is refused at once
+        model=given.model,
+        corpus=f"{output}/corpus",
+        output=f"{output}/vectors",
+        concurrency=given.concurrency,
+        gpus_per_actor=given.gpus_per_actor,
+        cpus_per_actor=given.cpus_per_actor,
     )
+
+    rd.import_corpus("dpr", given.passages, f"{output}/corpus", shard_rows=given.shard_rows)
+    vectors = rd.encode(settings)
     index = rd.index(
         rd.IndexSettings(
             kind="faiss", embeddings=str(vectors.place), factory=given.factory, shards=given.index_shards, output=f"{output}/index"
@@ -56,8 +53,5 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
+    with rd.one_line_errors("encode_wikipedia"):
         main()
-    except rd.InputError as error:
-        print(f"encode_wikipedia: {error}", file=sys.stderr)
-        sys.exit(2)

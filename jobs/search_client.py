@@ -1,10 +1,11 @@
 """A client of a search pool that another job started: reads questions, asks the pool block by block, writes the hits as JSON lines.
 
-    ray job submit --address http://HEAD:8265 -- raydense pool start --name wikipedia --index /shared/wikipedia/index --replicas 2
+    ray job submit --address http://HEAD:8265 --working-dir . -- \\
+        python -m raydense pool start --name wikipedia --index /shared/wikipedia/index --replicas 2
     ray job submit --address http://HEAD:8265 --working-dir . -- \\
         python jobs/search_client.py --pool wikipedia --model /shared/models/retriever --corpus /shared/wikipedia/corpus \\
         --questions /shared/questions.txt --output /shared/hits.jsonl
-    ray job submit --address http://HEAD:8265 -- raydense pool close --name wikipedia
+    ray job submit --address http://HEAD:8265 --working-dir . -- python -m raydense pool close --name wikipedia
 
 Any number of clients may ask one pool. A client needs no restart when the pool loses an actor, gains replicas or switches to a new index
 of the same corpus: each block of questions is answered by one index, whose fingerprint stands in every line of the output.
@@ -12,7 +13,7 @@ of the same corpus: each block of questions is answered by one index, whose fing
 
 import argparse
 import json
-import sys
+import os
 import time
 
 import raydense as rd
@@ -34,11 +35,13 @@ def main() -> None:
     blocks = [questions[at : at + given.block] for at in range(0, len(questions), given.block)]
 
     start = time.perf_counter()
-    with open(given.output, "w", encoding="utf-8") as out:
+    aside = f"{given.output}.part"  # the output has its name when it is whole
+    with open(aside, "w", encoding="utf-8") as out:
         answers = pool.answers((encode(block) for block in blocks), given.k)
         for block, answer in zip(blocks, answers, strict=True):
             for line in _lines(block, answer, corpus):
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
+    os.replace(aside, given.output)
     seconds = time.perf_counter() - start
     print(f"{given.output}: {len(questions):,} questions in {seconds:.1f} s ({len(questions) / seconds:,.0f} a second)")
 
@@ -68,8 +71,5 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
+    with rd.one_line_errors("search_client"):
         main()
-    except rd.InputError as error:
-        print(f"search_client: {error}", file=sys.stderr)
-        sys.exit(2)

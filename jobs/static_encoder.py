@@ -9,13 +9,12 @@ vocabulary, become the table. The folder is a retriever for `encode`, `search` a
 from __future__ import annotations
 
 import argparse
-import sys
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydense.errors import InputError
+from raydense.errors import InputError, one_line_errors
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.encoder import Encoder, save_alone
 from raydense.models.encoder_config import EncoderConfig
@@ -29,11 +28,9 @@ BATCH = 512
 
 
 def main() -> None:
+    """Make the folder that the arguments describe."""
     given = _arguments()
-    try:
-        make(given.model, given.output, given.dimension, given.passage_length)
-    except InputError as error:
-        sys.exit(f"static_encoder: {error}")
+    make(given.model, given.output, given.dimension, given.passage_length)
 
 
 def _arguments() -> argparse.Namespace:
@@ -82,4 +79,5 @@ def token_vectors(teacher: DualEncoder) -> NDArray[np.float32]:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors("static_encoder"):
+        main()

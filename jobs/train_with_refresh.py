@@ -11,7 +11,6 @@ next to the training workers. Submitted again after a failure, the job continues
 """
 
 import argparse
-import sys
 
 import raydense as rd
 
@@ -69,8 +68,5 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
+    with rd.one_line_errors("train_with_refresh"):
         main()
-    except rd.InputError as error:
-        print(f"train_with_refresh: {error}", file=sys.stderr)
-        sys.exit(2)

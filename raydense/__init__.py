@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raydense.data.sample import sample
     from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
     from raydense.data.store import PassageStore
-    from raydense.errors import InputError
+    from raydense.errors import InputError, one_line_errors
     from raydense.evaluation.evaluate import evaluate
     from raydense.evaluation.fuse import fuse
     from raydense.evaluation.mteb_search import MtebSearch
@@ -70,7 +70,7 @@ _HOMES = {
     "raydense.data.sample": ["sample"],
     "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "PerturbSettings", "SampleSettings"],
     "raydense.data.store": ["PassageStore"],
-    "raydense.errors": ["InputError"],
+    "raydense.errors": ["InputError", "one_line_errors"],
     "raydense.evaluation.evaluate": ["evaluate"],
     "raydense.evaluation.fuse": ["fuse"],
     "raydense.evaluation.mteb_search": ["MtebSearch"],
@@ -163,6 +163,7 @@ __all__ = [
     "label",
     "mine",
     "mix",
+    "one_line_errors",
     "oracle",
     "overlap",
     "perturb",

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -126,3 +127,17 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
         chain += [one for one in link.args if isinstance(one, BaseException)]  # what ended an actor when it started
         chain += list((getattr(link, "worker_failures", None) or {}).values())
     return None
+
+
+@contextmanager
+def one_line_errors(name: str) -> Iterator[None]:
+    """For a script: what a user can fix ends it as it ends a command, with one line after `name` and the exit code 2 or 1; no traceback."""
+    try:
+        yield
+    except Exception as error:
+        found = fixable(error)
+        if found is None:
+            raise
+        for line in found[1].splitlines():
+            print(f"{name}: {line}", file=sys.stderr)
+        sys.exit(found[0])
