@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def _python() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    wrong = []
+    wrong, lacking = [], []
     try:
         listed = requires("raydense") or []
     except PackageNotFoundError:  # the code came to a job with its working directory, where the requirements alone are installed
@@ -73,11 +74,13 @@ def _packages() -> Iterator[Finding]:
             if requirement.name == "faiss-cpu":
                 continue  # the `gpu` extra brings faiss-gpu in its place, which the look at FAISS sees
             wrong.append(f"{requirement.name} is missing")
+            lacking.append(requirement)
             continue
         if not requirement.specifier.contains(there, prereleases=True):
             wrong.append(f"{requirement.name} {there} is not {requirement.specifier}")
+            lacking.append(requirement)
     if wrong:
-        yield Finding("packages", "fault", ", ".join(wrong), "pip install -c constraints.txt .")
+        yield Finding("packages", "fault", ", ".join(wrong), f"pip install {shlex.join(map(str, lacking))}")
     else:
         yield Finding("packages", "ok", f"{len(needed)} requirements met")
 

@@ -48,6 +48,12 @@ def test_code_that_is_not_installed_is_a_note(monkeypatch):
     assert (found.state, found.found) == ("note", "raydense is not installed, so its requirements are not checked")
 
 
+def test_the_fix_of_packages_names_what_is_lacking(monkeypatch):
+    monkeypatch.setattr(doctor, "requires", lambda name: ["ray[serve]>=99", "no-such-package<3,>=2", "numpy>=1", "mteb; extra == 'mteb'"])
+    [found] = doctor._packages()
+    assert (found.state, found.fix) == ("fault", "pip install 'ray[serve]>=99' 'no-such-package<3,>=2'")
+
+
 @pytest.mark.parametrize(
     ("capability", "built_for", "state"),
     [
