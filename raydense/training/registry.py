@@ -24,7 +24,7 @@ GROUP = "raydense.methods"
 _KEYS = {"train": "objective", "pretrain": "method"}
 # The packages of the methods that come with raydense, by verb: a file for each method.
 _PACKAGES = {"train": "raydense.training.methods", "pretrain": "raydense.training.methods.pretraining"}
-_INSTALL = "install its package (for a submitted job on every machine), or put its folder on PYTHONPATH"
+_INSTALL = "install its package, or put its folder on PYTHONPATH; for a submitted job see docs/methods.md, A new method"
 _NAMED: dict[str, type[Any]] = {}
 
 SomeMethod = TypeVar("SomeMethod", bound=type[Any])
