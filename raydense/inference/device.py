@@ -43,6 +43,10 @@ class Device:
         self._whole = False  # whether no weight is left for autocast
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
+    def begin_in(self, precision: str) -> None:
+        """Compute in this precision if `auto` was asked for and the device has it; before `place`."""
+        self._begun = precision
+
     def place(self, model: Any) -> Any:
         """The model (an nn.Module) on this device, with weights cast here, once.
 

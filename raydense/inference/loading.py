@@ -23,7 +23,7 @@ def model_of_stage(device: Device, draft: Draft, begun: str | None, folder: str,
     """
 
     def loaded() -> Any:
-        fix_precision(device.precision, begun, draft)
+        fix_precision(device, begun, draft)
         model = load()
         check_unchanged(folder, print_)
         return model

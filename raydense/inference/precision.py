@@ -1,8 +1,9 @@
-"""An output is computed in one precision: the first actor of a run records it, and the others must use it."""
+"""An output is computed in one precision: the first actor of a run records it, and the others follow it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from raydense.errors import InputError
 from raydense.inference.layout import Layout
@@ -10,8 +11,10 @@ from raydense.inference.settings import EncodeSettings, RerankSettings
 from raydense.runtime.session import ensure_ray
 from raydense.storage import Draft, File
 
-_FOLDER = "precision"  # in a draft's shared folder: an empty file for each precision that an actor of this run computes in
-_PRECISIONS = ("fp32", "bf16", "fp16")
+if TYPE_CHECKING:
+    from raydense.inference.device import Device
+
+_RECORD = "precision"  # in a draft's shared folder: the name of the precision that the first actor of this run computes in
 
 
 def refuse_fp16_on_cpus(settings: EncodeSettings | RerankSettings) -> None:
@@ -23,30 +26,33 @@ def refuse_fp16_on_cpus(settings: EncodeSettings | RerankSettings) -> None:
 
 
 def forget_precision(draft: Draft) -> None:
-    """Delete the records of an earlier run's actors: its committed files record their own precision."""
-    (draft.shared / _FOLDER).delete()
+    """Delete the record of an earlier run's actors: its committed files record their own precision."""
+    (draft.shared / _RECORD).delete()
 
 
 def recorded(draft: Draft) -> str | None:
-    """The precision that an actor of this run has recorded, None if none has: `auto` follows it, where CPUs of a cluster differ."""
-    return next((name for name in (draft.shared / _FOLDER).names("*") if name in _PRECISIONS), None)
+    """The precision that the first actor of this run has recorded, None if none has: `auto` follows it, where the devices of a cluster differ."""
+    return (draft.shared / _RECORD).read_text()
 
 
-def fix_precision(precision: str, begun: str | None, draft: Draft) -> None:
-    """Record the `precision` of an actor's device in the draft: `auto` depends on the machine, and an output has one precision.
+def fix_precision(device: Device, begun: str | None, draft: Draft) -> None:
+    """Record the precision of an actor's device, or follow the one that another actor of this run has recorded: an output has one precision.
 
-    InputError if existing files were computed in another (`begun`), or another actor of this run computes in another.
+    InputError if the device lacks that one, or the one that existing files were computed in (`begun`).
     """
-    if begun not in (None, precision):
+    kind = "devices of a kind that does it (on GPUs --accelerator)"
+    if begun not in (None, device.precision):
         raise InputError(
-            f"what is there was computed in {begun}, and this device would continue in {precision}",
+            f"what is there was computed in {begun}, and this device would continue in {device.precision}",
             draft.place,
-            f"continue where the device does {begun}, or delete the folder to start again",
+            f"continue on {kind}, or delete the folder to start again",
         )
-    kept = draft.shared / _FOLDER
-    (kept / precision).write(b"")
-    # each actor writes before it reads: of two that differ, at least one sees both
-    refuse_several([name for name in kept.names("*") if name in _PRECISIONS], draft)  # and none that is half written
+    first = draft.first(_RECORD, device.precision)
+    device.begin_in(first)
+    if device.precision != first:
+        every = "fp16" if device.name == "cuda" else "fp32"
+        what = f"the first device of this run computes in {first}, and another would in {device.precision}"
+        raise InputError(what, draft.place, f"use {kind}, or delete the folder, and give --precision {every}, which all have")
 
 
 def refuse_several(precisions: list[str], draft: Draft) -> None:

@@ -252,6 +252,16 @@ class Draft:
         there = self.place / WORK / name
         return there.fetch(sha256=digest) if there.durable and there.stat() is not None else None
 
+    def first(self, name: str, text: str) -> str:
+        """Write `text` under this name of the shared folder, unless a process of any machine has: its text then."""
+        with self.aside() as aside:
+            (aside / name).write_text(text)
+            try:
+                (self.shared / name).publish(aside / name, new=True)
+            except FileExistsError:
+                return (self.shared / name).read_text() or text
+        return text
+
     def _kept_record(self, name: str) -> Place:
         return self.place / WORK / f"{name}.sha256"
 

@@ -17,7 +17,7 @@ from raydense.inference.device import Device
 from raydense.inference.encode import PartEncoder
 from raydense.inference.generate import PartWriter
 from raydense.inference.layout import Layout
-from raydense.inference.precision import precision_of
+from raydense.inference.precision import fix_precision, forget_precision, precision_of, recorded
 from raydense.inference.rerank import BlockScorer
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
 from raydense.models.dual_encoder import DualEncoder
@@ -48,7 +48,7 @@ def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | Pa
 def test_an_actor_refuses_to_go_on_in_another_precision(tmp_path: Path, verb: str) -> None:
     draft = begun(tmp_path / "x", "fp16")
     actor = actor_of(verb, draft, precision_of(draft.committed().values(), draft))
-    with pytest.raises(InputError, match=r"computed in fp16, and this device would continue in (fp32|bf16); continue where") as caught:
+    with pytest.raises(InputError, match=r"computed in fp16, and this device would continue in (fp32|bf16); continue on") as caught:
         actor(pa.table({}))
     assert str(caught.value).startswith(f"{tmp_path / 'x'}: ")
 
@@ -77,24 +77,35 @@ def test_a_precision_shapes_the_output_where_it_was_given() -> None:
 @pytest.mark.parametrize("first", ["fp32", "bf16"])
 def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_path: Path, first: str) -> None:
     draft = begun(tmp_path / "x")
-    (draft.shared / "precision" / first).write(b"")
+    assert draft.first("precision", first) == first
     settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
     assert PartEncoder(settings, draft, {"model": ""}, CPU, None)._device.precision == first
     assert BlockScorer(RerankSettings.read(INPUTS), draft, {"model": ""}, CPU, None, drops=False)._device.precision == first
 
 
-def test_an_actor_of_another_precision_is_refused_before_anything_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where two kinds of GPU of a cluster begin together: whichever comes second stops the stage."""
+@pytest.mark.parametrize("first", ["fp32", "bf16"])
+def test_auto_follows_an_actor_that_began_at_the_same_moment(tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither found a record when it looked; the first one's holds."""
+    draft, other = begun(tmp_path / "x"), {"fp32": AMX, "bf16": OLD}[first]
+    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: other)
+    device = Device(CPU, 0, "auto", recorded(draft), cpu_bf16=True)
+    assert device.precision != first
+    assert draft.first("precision", first) == first
+    fix_precision(device, None, draft)
+    assert device.precision == first
+    forget_precision(draft)
+    assert recorded(draft) is None
+
+
+def test_a_device_that_lacks_the_first_one_s_precision_is_refused_before_anything_is_committed(tmp_path: Path) -> None:
+    """As a V100 where an A100 began: the output can be continued on A100s."""
     draft = begun(tmp_path / "x")
-    half_written = tmp_path / "x/.work/precision/.fp32.0a1b.aside"  # by another actor, at this moment
-    half_written.parent.mkdir(parents=True)
-    half_written.touch()
-    monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: OLD)
-    with pytest.raises(InputError, match="no such model folder"):
-        actor_of("encode", draft, None)(pa.table({}))
-    monkeypatch.setattr(Device, "precision", "bf16")
-    with pytest.raises(InputError, match=r"would be computed in bf16 and fp32: the devices of the cluster differ; .* --precision fp32"):
-        actor_of("encode", draft, None)(pa.table({}))
+    draft.first("precision", "bf16")
+    with pytest.raises(
+        InputError, match=r"the first device of this run computes in bf16, and another would in fp32; .* --accelerator.* --precision fp32"
+    ):
+        fix_precision(Device(CPU, 0, "auto"), None, draft)
+    assert recorded(draft) == "bf16"
 
 
 def test_what_is_asked_for_is_what_is_computed_in() -> None:
