@@ -168,7 +168,7 @@ def _scored(settings: AnnotateSettings, draft: Draft, pool: Artifact, number: in
 
 def _scoring(settings: AnnotateSettings, pool: Artifact, model: str, output: str) -> RerankSettings:
     """The settings of `rerank` for the scores of one model, of all that was pooled."""
-    shared = {"corpus", "queries", "concurrency", "gpus_per_actor", "cpus_per_actor", "background", "token_budget", "block"}
+    shared = {"corpus", "queries", "concurrency", "gpus_per_actor", "accelerator", "cpus_per_actor", "background", "token_budget", "block"}
     given = {name: getattr(settings, name) for name in shared}
     return RerankSettings(output=output, run=pool.located, model=model, depth=settings.depth * len(settings.run), **given)
 

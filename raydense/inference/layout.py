@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from raydense.errors import InputError
 from raydense.inference.settings import Spread
+from raydense.runtime.accelerators import no_such_kind, nodes_of
 from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales, joins_cluster
 
@@ -36,18 +37,19 @@ class Layout:
         """
         import ray
 
-        ids = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        nodes, unreserved = len(alive), free_by_node()
-        there, joined = ray.cluster_resources(), joins_cluster()
-        gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(there.get("GPU", 0.0) > 0)
+        found, unreserved, joined = nodes_of(spread.accelerator, ray.nodes()), free_by_node(), joins_cluster()
+        ids, alive, nodes = [node["NodeID"] for node in found], [node["Resources"] for node in found], len(found)
+        has_gpus = bool(spread.accelerator) or ray.cluster_resources().get("GPU", 0.0) > 0
+        gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(has_gpus)
+        if not nodes and not (joined and autoscales()):
+            raise no_such_kind(spread.accelerator, ray.nodes())
         if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
             raise lacking
         fit = capacity(alive, gpus, spread.cpus_per_actor)
         free = capacity([unreserved.get(node, {}) for node in ids], gpus, spread.cpus_per_actor)
         fewest, first, most = sizes(spread.concurrency, pending, fit, free, fit if gpus else nodes, joined)
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
-        return cls(fewest, first, most, gpus, spread.cpus_per_actor, -(-most // nodes), threads, spread.background)
+        return cls(fewest, first, most, gpus, spread.cpus_per_actor, -(-most // max(1, nodes)), threads, spread.background)
 
 
 def sizes(concurrency: tuple[int, int], pending: int, fit: int, free: int, apart: int, joined: bool) -> tuple[int, int, int]:

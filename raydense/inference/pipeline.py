@@ -67,6 +67,7 @@ def run(
         fn_constructor_kwargs={"actor": actor, "stage": stage, "arguments": {**arguments, "layout": layout}},
         compute=ray.data.ActorPoolStrategy(min_size=layout.fewest, initial_size=layout.first, max_size=layout.most),
         num_gpus=layout.gpus or None,
+        accelerator_type=spread.accelerator or None,
         num_cpus=None if layout.gpus else layout.cpus,
         runtime_env=None if layout.gpus else {"env_vars": cpu_worker_env()},
         **common,

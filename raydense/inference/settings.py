@@ -18,6 +18,9 @@ class Spread(BaseModel):
         (1, 0), "fewest and most model actors, as MIN,MAX; MAX 0: as many as fit, on a cluster one per file, since it may grow"
     )
     gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1: one if the cluster has GPUs, otherwise none")
+    accelerator: str = resource(
+        "", "the kind of GPU that each actor gets, where those of a cluster differ, by Ray's name: V100, T4, A100, H100 and others"
+    )
     cpus_per_actor: float = resource(1.0, "logical CPUs of one actor; on a cluster it uses as many cores", gt=0)
     background: bool = resource(False, "on CPUs: run at the lowest priority")
 
@@ -26,6 +29,8 @@ class Spread(BaseModel):
         low, high = self.concurrency
         if low < 1 or (high and high < low):
             raise ValueError(f"concurrency {low},{high} must be MIN,MAX with 1 <= MIN <= MAX (or MAX 0)")
+        if self.accelerator and not self.gpus_per_actor:
+            raise ValueError("accelerator names a kind of GPU, and gpus_per_actor is 0: leave one of them out")
         return self
 
 

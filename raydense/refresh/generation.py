@@ -92,7 +92,7 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
 
 def _spread(settings: TrainSettings, concurrent: bool) -> dict[str, Any]:
     """The actors of a generation: of the kind of the workers and, while these train, beside them."""
-    spread: dict[str, Any] = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker}
+    spread: dict[str, Any] = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker, "accelerator": settings.accelerator}
     most = actors_beside(settings) if concurrent else 0
     return spread | ({"concurrency": (1, most)} if most else {})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from raydense.errors import InputError
+from raydense.runtime.accelerators import no_such_kind, nodes_of
 from raydense.runtime.session import autoscales, ensure_ray, joins_cluster
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import refresh_of
@@ -19,10 +20,10 @@ def require_capacity(settings: LoopSettings) -> bool:
     gpu = _on_gpus(settings)
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
-    if not lack(settings, gpu, _nodes()) or (joins_cluster() and autoscales()):
+    if not _lack(settings, gpu) or (joins_cluster() and autoscales()):
         return gpu
     end = time.monotonic() + (_COMES_BACK_S if joins_cluster() else 0)
-    while lacking := lack(settings, gpu, _nodes()):
+    while lacking := _lack(settings, gpu):
         if time.monotonic() >= end:
             raise lacking
         time.sleep(1)
@@ -36,14 +37,11 @@ def actors_beside(settings: LoopSettings) -> int:
     """
     import ray
 
-    gpu, there = _on_gpus(settings), ray.cluster_resources()
+    gpu = _on_gpus(settings)
     if autoscales() if joins_cluster() else not gpu:
         return 0
-    left = (
-        there.get("GPU", 0) - settings.workers
-        if gpu
-        else 1 + there.get("CPU", 0) - settings.workers * settings.cpus_per_worker - _REFRESH_CPUS
-    )
+    there = sum(node["Resources"].get("GPU" if gpu else "CPU", 0) for node in nodes_of(settings.accelerator, ray.nodes()))
+    left = there - settings.workers if gpu else 1 + there - settings.workers * settings.cpus_per_worker - _REFRESH_CPUS
     return max(1, int(left))
 
 
@@ -51,13 +49,15 @@ def _on_gpus(settings: LoopSettings) -> bool:
     import ray
 
     asked = settings.gpus_per_worker
-    return asked == 1 if asked >= 0 else ray.cluster_resources().get("GPU", 0) >= 1
+    return asked == 1 if asked >= 0 else bool(settings.accelerator) or ray.cluster_resources().get("GPU", 0) >= 1
 
 
-def _nodes() -> list[dict[str, float]]:
+def _lack(settings: LoopSettings, gpu: bool) -> InputError | None:
+    """As `lack`, of the nodes that are there and have the kind of GPU that is asked for."""
     import ray
 
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = nodes_of(settings.accelerator, ray.nodes())
+    return lack(settings, gpu, [node["Resources"] for node in nodes]) if nodes else no_such_kind(settings.accelerator, ray.nodes())
 
 
 def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> InputError | None:

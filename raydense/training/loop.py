@@ -152,7 +152,7 @@ class Loop:
         dist.all_gather_object(found, mine)
         if len(set(found)) > 1:
             what = f"the devices of the workers would train in {' and '.join(sorted(set(found)))}"
-            raise InputError(what, "precision", "give --precision fp32, or workers on devices of one kind")
+            raise InputError(what, "precision", "give --precision fp32, or one kind of GPU with --accelerator")
         return mine
 
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:

@@ -85,6 +85,9 @@ class LoopSettings(Settings):
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)
     gpus_per_worker: int = resource(-1, "GPUs of one worker; -1: one if the cluster has GPUs at the start, otherwise none", ge=-1, le=1)
+    accelerator: str = resource(
+        "", "the kind of GPU that each worker gets, where those of a cluster differ, by Ray's name: V100, T4, A100, H100 and others"
+    )
     micro_batch: NumberOrAuto = resource(
         0,
         "texts that one worker sends through the model at once; 0: all; auto: as many as fit in its memory. Fewer texts take less"
@@ -105,6 +108,8 @@ class LoopSettings(Settings):
     def _fits_workers(self) -> Self:
         if self.batch_size % (self.accumulation * self.workers):
             raise ValueError(f"batch_size {self.batch_size} must divide by workers x accumulation = {self.workers} x {self.accumulation}")
+        if self.accelerator and not self.gpus_per_worker:
+            raise ValueError("accelerator names a kind of GPU, and gpus_per_worker is 0: leave one of them out")
         if self.engine.name == "deepspeed" and self.optimizer == "lamb":
             raise ValueError("lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine.name ddp")
         if self.tf32 and self.precision != "fp32":

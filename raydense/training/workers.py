@@ -89,7 +89,9 @@ def _fit(job: Job, gpu: bool) -> dict[str, Any]:
     trainer = trainer_type()(
         lambda: train_worker(job),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
-        scaling_config=ScalingConfig(num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each),
+        scaling_config=ScalingConfig(
+            num_workers=job.settings.workers, use_gpu=gpu, resources_per_worker=each, accelerator_type=job.settings.accelerator or None
+        ),
         run_config=RunConfig(  # type: ignore[call-arg]  # it is of another class where types are checked
             name=RUN,
             **job.shared.for_ray(),
