@@ -126,7 +126,10 @@ def region_of(bucket: str, profile: str | None = None) -> str | None:
 def _own_region(bucket: str) -> str:
     from pyarrow import fs
 
-    found: str = patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
+    try:
+        found: str = patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
+    except StorageError as error:  # the service of all regions is asked, which a network that reaches the bucket may not reach
+        raise StorageError(f"{error}; or set AWS_REGION to the bucket's region, which was being looked for") from None
     return found
 
 
