@@ -147,4 +147,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with rd.one_line_errors("user_script"):
+        main(Path(sys.argv[1]))
