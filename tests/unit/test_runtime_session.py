@@ -29,15 +29,21 @@ def test_each_attempt_to_start_is_counted(monkeypatch: pytest.MonkeyPatch, capsy
     ]
 
 
+def _given(monkeypatch: pytest.MonkeyPatch, address: str, otherwise: str) -> None:
+    """The address of a cluster, which is refused before Ray is asked; `otherwise` is what Ray would do."""
+
+    def init(**_: object) -> None:
+        raise AssertionError(otherwise)
+
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", init)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "192.0.2.2:6379"])
 def test_a_cluster_that_does_not_answer_is_refused_in_seconds(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is of a network that is reserved for documents."""
 
-    def init(**_: object) -> None:
-        raise AssertionError("Ray would look for it for minutes")
-
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr(ray, "init", init)
+    _given(monkeypatch, address, "Ray would look for it for minutes")
     monkeypatch.setattr(session, "_ANSWERS_S", 1.0)
     with pytest.raises(InputError, match=r"no Ray cluster answers"):
         session._connect()
@@ -78,11 +84,7 @@ def test_before_any_report_a_cluster_adds_no_nodes(monkeypatch: pytest.MonkeyPat
 def test_a_url_is_refused_with_what_to_give_in_its_place(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would connect as a client, which cannot read the state of the cluster."""
 
-    def init(**_: object) -> None:
-        raise AssertionError("Ray would connect as a client")
-
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr(ray, "init", init)
+    _given(monkeypatch, address, "Ray would connect as a client")
     with pytest.raises(
         InputError, match=rf"^{address}: raydense joins a cluster from one of its nodes.*`raydense submit`.*http://HEAD:8265$"
     ):
