@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -25,3 +28,23 @@ def kill_once_committed(driver: subprocess.Popen[bytes], commits: Path, pattern:
 def heeds_ctrl_c() -> None:
     """For a process that is started: what a shell starts in the background is deaf to Ctrl-C, and so would be its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def ctrl_c_once(ready: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C for this process in the block, as soon as `ready()`; where the block ends before that, no later test hears it."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            if ready():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

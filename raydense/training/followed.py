@@ -77,9 +77,9 @@ class Followed:
         withdraw(self._shared)
         self._at, self._began, self._ahead = 0, False, {}
         fix_registered(self._shared)
-        workers.start()
         job = ray.get_runtime_context().get_job_id()
         try:
+            workers.start()
             with Waiting("train", lambda: workers_wait(job)), self._ending.following():
                 while workers.is_alive():
                     workers.join(self._shared.look_every_s)

@@ -17,6 +17,7 @@ from typing import Any
 
 import forked
 import pytest
+from killing import ctrl_c_once
 from training_data import TrainingData, make_training_data
 from warm_worker import own_ray_environment
 
@@ -147,14 +148,7 @@ def test_no_step_is_lost_where_the_terminal_is_closed(data: TrainingData, tmp_pa
 
 def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: TrainingData, whole: Artifact, tmp_path: Path) -> None:
     wanted = settings_of(data, tmp_path / "ended")
-
-    def interrupt() -> None:
-        while not (tmp_path / "ended/.work/run").exists():
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), ctrl_c_once((tmp_path / "ended/.work/run").exists):
         train(wanted)
     again = train(wanted)
     assert [thread for thread in threading.enumerate() if thread.name == "fit"] == []
@@ -171,14 +165,12 @@ def test_workers_that_wait_for_new_negatives_end_at_once(
     changes = {"max_steps": 3 * every, "refresh": {"every": every, "mode": "async", "depth": 20, "negatives": 3}}
     wanted = data.settings(output, checkpoint_every=10_000, log_every=1, workers=workers, **changes)
 
-    def interrupt() -> None:
-        while (state := newest_state(Place.of(output) / ".work")) is None or state.step < 2 * every:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+    def waits() -> bool:
+        state = newest_state(Place.of(output) / ".work")
+        return state is not None and state.step >= 2 * every
 
-    threading.Thread(target=interrupt).start()
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), ctrl_c_once(waits):
             fit(wanted, lambda *_: ended.wait())
         assert [thread for thread in threading.enumerate() if thread.name == "fit"] == [], "the workers have ended first"
     finally:
