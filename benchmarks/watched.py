@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 _EVERY_S = 0.25
 
@@ -53,7 +54,8 @@ class Watched:
 def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None = None) -> Watched:
     """Run `command` to its end, its output in `log`; with `end_when`, kill all of its processes as soon as that is true.
 
-    They are also killed where this one is interrupted: they have a session of their own, which Ctrl-C does not reach.
+    They are also killed where this one is ended, by Ctrl-C or in the main thread by SIGTERM: they have a session of their own, which no
+    signal to this one reaches.
     """
     peaks, begun = Peaks(), time.perf_counter()
     with open(log, "ab") as out:
@@ -62,20 +64,23 @@ def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None =
         known: set[int] = {process.pid}
         watcher = threading.Thread(target=_watch, args=(process.pid, known, peaks, over))
         watcher.start()
+        before = signal.signal(signal.SIGTERM, _end) if threading.current_thread() is threading.main_thread() else None
         try:
             while process.poll() is None:
                 if end_when and end_when():
-                    _kill(known)
+                    _kill(process.pid, known)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_EVERY_S)
         except BaseException:
-            _kill(known)
+            _kill(process.pid, known)
             raise
         finally:
             over.set()
             watcher.join()
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
     if end_when:
-        _kill(known)
+        _kill(process.pid, known)
     return Watched(process.returncode, time.perf_counter() - begun, peaks, log.read_text(errors="replace"))
 
 
@@ -84,8 +89,14 @@ def held_at_most() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
-def _kill(processes: set[int]) -> None:
-    for one in sorted(processes):
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _kill(root: int, known: set[int]) -> None:
+    """Kill all of them, with those that have started since the last look."""
+    _follow(root, known, _parents())
+    for one in sorted(known):
         with suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
 
