@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from raydense.training.pretrain import pretrain
     from raydense.training.settings import PretrainSettings, TrainSettings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "raydense.construction.adjudicate": ["adjudicate"],
