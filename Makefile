@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
+# Hundreds of processes start, above all in the tests: without its bytecode each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-long check bench bench-compare setup docs cluster-local clean-demo
 
 help:

@@ -70,6 +70,7 @@ def test_a_short_training_does_not_wait_for_a_dashboard() -> None:
     ray_internals.kv_put(DASHBOARD_ADDRESS, address, namespace="dashboard")
     assert [one for one in with_dashboard if one not in without] == ["PlacementGroupCleanerCallback"]
     assert "BackendSetupCallback" in without
+    assert "DatasetsCallback" not in with_dashboard, "its actor hands out Ray datasets, which no training has"
 
 
 def test_without_an_autoscaler_its_state_is_empty() -> None:
