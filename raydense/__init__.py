@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from raydense.retrieval.index import index
     from raydense.retrieval.pool import SearchPool
     from raydense.retrieval.search import search
-    from raydense.retrieval.settings import BM25Settings, CompareSettings, IndexSettings, SearchSettings
+    from raydense.retrieval.settings import BM25Settings, CompareSettings, IndexSettings, SearchSettings, TopicsSettings
+    from raydense.retrieval.topics import topics
     from raydense.serving.retriever import Retriever
     from raydense.storage import Artifact
     from raydense.training.pretrain import pretrain
@@ -95,7 +96,8 @@ _HOMES = {
     "raydense.retrieval.index": ["index"],
     "raydense.retrieval.pool": ["SearchPool"],
     "raydense.retrieval.search": ["search"],
-    "raydense.retrieval.settings": ["BM25Settings", "CompareSettings", "IndexSettings", "SearchSettings"],
+    "raydense.retrieval.settings": ["BM25Settings", "CompareSettings", "IndexSettings", "SearchSettings", "TopicsSettings"],
+    "raydense.retrieval.topics": ["topics"],
     "raydense.serving.retriever": ["Retriever"],
     "raydense.storage": ["Artifact"],
     "raydense.training.pretrain": ["pretrain"],
@@ -144,6 +146,7 @@ __all__ = [
     "SearchPool",
     "SearchSettings",
     "SplitSettings",
+    "TopicsSettings",
     "TrainSettings",
     "adjudicate",
     "analyse",
@@ -172,6 +175,7 @@ __all__ = [
     "sample",
     "search",
     "split",
+    "topics",
     "train",
 ]
 

@@ -13,7 +13,7 @@ from raydense.storage import Artifact, Draft
 def write_embeddings(
     folder: Path, vectors: NDArray[np.floating], files: int = 2, model: str = "m", corpus: str = "c", queries: str | None = None
 ) -> Artifact:
-    """An embeddings artifact in the format of `encode`, of `files` Arrow files; passage row i is named p<i>.
+    """An embeddings artifact in the format of `encode`, of `files` Arrow files; passage row i is named p<i>, query row i q<i>.
 
     Of queries where `queries`, their fingerprint, is given.
     """
@@ -25,8 +25,9 @@ def write_embeddings(
         flat = pa.array(np.ascontiguousarray(vectors[at]).ravel())
         table = pa.table({"row": at, "embedding": pa.FixedSizeListArray.from_arrays(flat, dimension)})
         draft.commit(f"embeddings-{part:05d}.arrow", lambda path, table=table: _write(table, path), len(at))
-    ids = pa.table({"passage_id": pa.array([f"p{i}" for i in range(rows)])})
-    draft.commit("passage_ids.arrow", lambda path: _write(ids, path), rows)
+    one = "query" if queries else "passage"
+    ids = pa.table({f"{one}_id": pa.array([f"{one[0]}{i}" for i in range(rows)])})
+    draft.commit(f"{one}_ids.arrow", lambda path: _write(ids, path), rows)
     of = {"of": "queries", "queries": queries} if queries else {"of": "passages", "corpus": corpus}
     return draft.finish(rows, dimension=dimension, dtype=str(vectors.dtype), model=model, **of)
 

@@ -29,6 +29,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("negative_sources", pa.list_(pa.string())),
         ]
     ),
+    "topics": pa.schema([("query_id", pa.string()), ("topic", pa.int32())]),
     "run": pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("rank", pa.int32()), ("score", pa.float32())]),
 }
 _OPTIONAL = {"answers", "source", "positive_scores", "negative_scores", "positive_sources", "negative_sources"}

@@ -33,6 +33,7 @@ _MAKES = {
     "encode": "embeddings",
     "index": "index",
     "compare": "report",
+    "topics": "topics",
     "search": "run",
     "rerank": "run",
     "fuse": "run",

@@ -13,7 +13,7 @@ from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.expand_settings import ExpandSettings
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SplitSettings
 from raydense.mining.settings import FilterSettings, LabelSettings, MineSettings
-from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings
+from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings, TopicsSettings
 from raydense.runtime.progress import say_error
 from raydense.settings import Settings
 from raydense.training.settings import PretrainSettings, TrainSettings
@@ -45,6 +45,7 @@ VERBS: dict[str, Verb] = {
     "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
     "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
     "compare": Verb(CompareSettings, "raydense.retrieval.compare:compare"),
+    "topics": Verb(TopicsSettings, "raydense.retrieval.topics:topics"),
     "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
     "fuse": Verb(FuseSettings, "raydense.evaluation.fuse:fuse"),
     "filter": Verb(FilterSettings, "raydense.mining.consistency:filter"),

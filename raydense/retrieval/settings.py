@@ -117,6 +117,14 @@ class CompareSettings(Settings):
         return list(dict.fromkeys(re.split(r"[;\s]+", self.factories.strip("; \t\n"))))
 
 
+class TopicsSettings(Settings):
+    """Group training queries into topics by their vectors: `train --topics` then makes each batch of queries about one topic."""
+
+    embeddings: Folder = artifact("embeddings", "the vectors of the queries, as `encode --queries` makes them")
+    size: int = setting(128, "queries of a topic, about; some batches of a training, so that these differ from epoch to epoch", ge=2)
+    seed: int = setting(42, "random seed of the k-means", ge=0, lt=2**63)
+
+
 class Pool(BaseModel):
     """How an index is searched by a pool of shard actors; part of the stages that search."""
 

@@ -13,11 +13,12 @@ class Epochs:
     """The order of the examples of each epoch, a pure function of (seed, epoch); `steps` is how many batches it has.
 
     Without sources an epoch has every example once. With `one_source` each batch has examples of one source; the batches of all
-    sources are in random order, and each source's last, incomplete one is dropped. InputError if a source would never be drawn.
+    sources are in random order, and each source's last, incomplete one is dropped. Where the examples have topics, a batch has examples of
+    one topic, or of the end of one and the next ones. InputError if a source would never be drawn.
     """
 
     def __init__(self, examples: Examples, batch_size: int, one_source: bool, seed: int) -> None:
-        self._batch_size, self._one_source, self._seed = batch_size, one_source, seed
+        self._batch_size, self._one_source, self._seed, self._topic = batch_size, one_source, seed, examples.topic
         self._sources: list[tuple[Ints, int]] = []
         if examples.source is not None and (one_source or set(examples.weights.values()) != {1}):
             members = [np.flatnonzero(examples.source == number) for number in range(len(examples.weights))]
@@ -38,12 +39,21 @@ class Epochs:
         """The positions of the epoch's examples, int64 [n]: batch b has those from b * batch_size on."""
         rng = np.random.default_rng([self._seed, epoch])
         if not self._sources:
-            return rng.permutation(self._examples)
+            return self._shuffled(np.arange(self._examples), rng)
         drawn = [_drawn(members, count, rng) for members, count in self._sources]
         if not self._one_source:
-            return rng.permutation(np.concatenate(drawn))
-        shuffled = [rng.permutation(of_source)[: len(of_source) // self._batch_size * self._batch_size] for of_source in drawn]
+            return self._shuffled(np.concatenate(drawn), rng)
+        shuffled = [self._shuffled(of_source, rng)[: len(of_source) // self._batch_size * self._batch_size] for of_source in drawn]
         return rng.permutation(np.concatenate(shuffled).reshape(-1, self._batch_size)).ravel()
+
+    def _shuffled(self, members: Ints, rng: np.random.Generator) -> Ints:
+        """The members in random order; with topics, batch by batch: what is left of the last batch comes last."""
+        if self._topic is None:
+            return rng.permutation(members)
+        rank = rng.permutation(self._topic.max() + 1)[self._topic[members]]
+        by_topic = members[np.lexsort((rng.random(len(members)), rank))]
+        whole = len(members) // self._batch_size * self._batch_size
+        return np.concatenate([rng.permutation(by_topic[:whole].reshape(-1, self._batch_size)).ravel(), by_topic[whole:]])
 
 
 def _drawn(members: Ints, count: int, rng: np.random.Generator) -> Ints:

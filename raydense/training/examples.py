@@ -26,7 +26,7 @@ class Examples:
     """Training examples, as arrays: the query's position [n], its positives and its hard negatives.
 
     `judged` are all judged positives, if some of them are never drawn as positives. Of mixed queries, `source` [n] is the number of
-    the source of each, and `weights` has that of each source, by its name.
+    the source of each, and `weights` has that of each source, by its name. `topic` [n], of batches of one topic, is the number of that of each.
     """
 
     query: Ints
@@ -35,6 +35,7 @@ class Examples:
     judged: Ragged | None = None
     source: Ints | None = None
     weights: dict[str, float] = field(default_factory=dict)
+    topic: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.query)
@@ -59,8 +60,8 @@ class Examples:
         """The examples with a scored positive and at least `negatives` scored negatives; only scored passages are kept."""
         positives, given = self.positives.scored(), self.negatives.scored()
         kept = np.flatnonzero((positives.lengths > 0) & (given.lengths >= negatives))
-        source = None if self.source is None else self.source[kept]
-        return Examples(self.query[kept], positives.take(kept), given.take(kept), self.positives.take(kept), source, self.weights)
+        source, topic = (None if of is None else of[kept] for of in (self.source, self.topic))
+        return Examples(self.query[kept], positives.take(kept), given.take(kept), self.positives.take(kept), source, self.weights, topic)
 
 
 _SCORES = ("positive_scores", "negative_scores")
@@ -81,7 +82,7 @@ def read_training_data(
     examples = read_examples(settings.examples, queries, store, negatives)
     if settings.more_examples:
         examples = examples.and_then(read_examples(settings.more_examples, queries, store, negatives))
-    examples = _of_sources(examples, queries, settings)
+    examples = _of_topics(_of_sources(examples, queries, settings), settings)
     examples = replace(examples, query=_first_of_text(queries["text"])[examples.query])
     if needs_scores:
         examples = _scored(examples, negatives, settings, log)
@@ -97,6 +98,18 @@ def _of_sources(examples: Examples, queries: pa.Table, settings: TrainSettings) 
         return examples
     number = pc.index_in(queries["source"], value_set=pa.array(list(weights))).to_numpy().astype(np.int64)
     return replace(examples, source=number[examples.query], weights=weights)
+
+
+def _of_topics(examples: Examples, settings: TrainSettings) -> Examples:
+    """The examples with the topics of their queries, if the settings have topics; InputError if these are of other queries."""
+    folder = getattr(settings, "topics", None)
+    if folder is None:
+        return examples
+    made_of, queries = Artifact.open(folder, "topics").summary["queries"], Artifact.open(settings.queries).fingerprint
+    if made_of != queries:
+        raise InputError(f"has the topics of other queries than {settings.queries}", folder, "encode these, and make their topics")
+    topic = read_table(folder, "topics", ["topic"])["topic"].to_numpy()
+    return replace(examples, topic=topic[examples.query].astype(np.int64))
 
 
 def _first_of_text(texts: pa.ChunkedArray) -> Ints:

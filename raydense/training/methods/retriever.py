@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from raydense.settings import setting
+from raydense.settings import FolderOrNone, artifact, setting
 from raydense.training.dual_encoder import DualEncoderMethod, teacher_of
 from raydense.training.method import Batch, Held, Metrics, Outputs, method
 from raydense.training.settings import RefreshedSettings
@@ -33,6 +33,9 @@ class Retriever(DualEncoderMethod):
 
         in_batch: bool = setting(True, "in-batch negatives: other queries' passages are negatives too")
         cross_batch: bool = setting(True, "cross-batch negatives: with in_batch, also the passages of all other workers")
+        topics: FolderOrNone = artifact(
+            "topics", "what `topics` made of the queries: each batch is of one topic or of few, so that in-batch negatives are harder", None
+        )
 
         def trains_in_batch(self) -> bool:
             return self.in_batch
@@ -40,7 +43,7 @@ class Retriever(DualEncoderMethod):
         @model_validator(mode="after")
         def _fits_batch(self) -> Self:
             if not self.in_batch:
-                self._refuse_given(["cross_batch"], "a training without in_batch")
+                self._refuse_given(["cross_batch", "topics"], "a training without in_batch")
             return self
 
         def shaping(self) -> dict[str, Any]:
