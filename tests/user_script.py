@@ -39,10 +39,18 @@ def main(folder: Path) -> None:
             max_steps=2, output=folder / "retriever",
         )
     )  # fmt: skip
+    asked = rd.encode(rd.EncodeSettings(model=retriever, queries=queries, concurrency=(1, 1), output=folder / "asked-vectors"))
+    by_topic = rd.topics(rd.TopicsSettings(embeddings=asked, size=10, output=folder / "topics"))
+    assert by_topic.summary["topics"] == 6
+    near = rd.topics(rd.TopicsSettings(qrels=qrels / "train", queries=queries, corpus=corpus, size=10, output=folder / "near"))
+    assert near.rows == by_topic.rows == 56
     of_train = {**small, "queries": str(queries), "examples": str(mined.path)}
     reranker = rd.train(rd.TrainSettings.read({"objective": "reranker", "output": str(folder / "reranker"), **of_train}))
     writer = rd.train(rd.TrainSettings.read({"objective": "generator", "output": str(folder / "writer"), **of_train}))
 
+    rd.train(
+        rd.TrainSettings.read({"objective": "retriever", "topics": str(by_topic.path), "output": str(folder / "by-topic"), **of_train})
+    )
     vectors = rd.encode(rd.EncodeSettings(model=retriever, corpus=corpus, concurrency=(1, 1), output=folder / "vectors"))
     dense = rd.index(rd.IndexSettings(kind="faiss", embeddings=vectors, output=folder / "dense"))
     compared = rd.compare(rd.CompareSettings(embeddings=vectors, factories="Flat SQ8", k=5, output=folder / "compared"))

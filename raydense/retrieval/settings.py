@@ -118,11 +118,28 @@ class CompareSettings(Settings):
 
 
 class TopicsSettings(Settings):
-    """Group training queries into topics by their vectors: `train --topics` then makes each batch of queries about one topic."""
+    """Group training queries into topics: `train --topics` then makes each batch of queries about one topic.
 
-    embeddings: Folder = artifact("embeddings", "the vectors of the queries, as `encode --queries` makes them")
+    By qrels, queries whose relevant passages are near each other in the corpus, as those of one document are, have one topic; by embeddings,
+    queries of similar vectors.
+    """
+
+    qrels: FolderOrNone = artifact("qrels", "the judgements of the training queries; needs queries and corpus", None)
+    queries: FolderOrNone = artifact("queries", "with qrels: the queries", None)
+    corpus: FolderOrNone = artifact("corpus", "with qrels: the passages, document after document", None)
+    embeddings: FolderOrNone = artifact("embeddings", "or the vectors of the queries, as `encode --queries` makes them", None)
     size: int = setting(128, "queries of a topic, about; some batches of a training, so that these differ from epoch to epoch", ge=2)
-    seed: int = setting(42, "random seed of the k-means", ge=0, lt=2**63)
+    seed: int = setting(42, "with embeddings: random seed of the k-means", ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if bool(self.embeddings) == bool(self.qrels):
+            raise ValueError("give either qrels, with queries and corpus, or embeddings")
+        if self.embeddings:
+            self._refuse_given(["queries", "corpus"], "topics by embeddings")
+        elif not (self.queries and self.corpus):
+            raise ValueError("qrels needs queries and corpus")
+        return self
 
 
 class Pool(BaseModel):

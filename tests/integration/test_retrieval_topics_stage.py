@@ -36,3 +36,29 @@ def test_vectors_of_passages_are_refused(tmp_path: Path) -> None:
     write_embeddings(tmp_path / "vectors", np.ones((10, 4), np.float32))
     with pytest.raises(InputError, match="holds vectors of passages, not of queries; encode with --queries"):
         rd.topics(rd.TopicsSettings(embeddings=str(tmp_path / "vectors"), output=str(tmp_path / "topics")))
+
+
+def test_topics_by_corpus(tmp_path: Path) -> None:
+    data = rd.sample(rd.SampleSettings(passages=200, train_queries=60, dev_queries=10, test_queries=10, output=str(tmp_path / "data")))
+    parts = {name: str(data.path / name) for name in ("queries", "corpus")}
+    given = {**parts, "qrels": str(data.path / "qrels/train"), "size": 20}
+    made = rd.topics(rd.TopicsSettings.read({**given, "output": str(tmp_path / "topics")}))
+    table = read_table(made.path, "topics")
+    topic = dict(zip(table["query_id"].to_pylist(), table["topic"].to_pylist(), strict=True))
+    judged = set(read_table(given["qrels"], "qrels")["query_id"].to_pylist())
+    assert {topic[query] for query in judged} == {0, 1, 2}
+    assert {one for query, one in topic.items() if query not in judged} == {3}
+    assert made.summary["topics"] == 4
+    assert made.summary["queries"] == rd.Artifact.open(parts["queries"]).fingerprint
+
+
+def test_one_of_both_ways_is_asked_for(tmp_path: Path) -> None:
+    output = str(tmp_path / "topics")
+    for given, message in (
+        ({}, "give either qrels, with queries and corpus, or embeddings"),
+        ({"qrels": "q", "embeddings": "e"}, "give either qrels"),
+        ({"qrels": "q", "queries": "a"}, "qrels needs queries and corpus"),
+        ({"embeddings": "e", "corpus": "c"}, "topics by embeddings does not use corpus"),
+    ):
+        with pytest.raises(InputError, match=message):
+            rd.TopicsSettings.read({**given, "output": output})

@@ -1,4 +1,4 @@
-"""Topics of queries: k-means finds groups that lie apart, and the same ones each time."""
+"""Topics of queries: by vectors, groups that lie apart; by their passages, runs of neighbours."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from embeddings import write_embeddings
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raydense.retrieval.topics import count_of, topics_of
+from raydense.retrieval.topics import clusters_of, count_of, runs_of
 from raydense.retrieval.vectors import Vectors
 
 
@@ -22,7 +24,7 @@ def vectors_in_groups(folder: Path, groups: int, each: int) -> Vectors:
 
 def test_groups_that_lie_apart_are_topics(tmp_path: Path) -> None:
     vectors = vectors_in_groups(tmp_path / "vectors", groups=2, each=150)
-    topic = topics_of(vectors, 2, seed=1)
+    topic = clusters_of(vectors, 2, seed=1)
     assert topic.dtype == np.int32
     assert len({(row % 2, found) for row, found in enumerate(topic.tolist())}) == 2, "a topic for each direction"
 
@@ -30,15 +32,28 @@ def test_groups_that_lie_apart_are_topics(tmp_path: Path) -> None:
 def test_a_topic_is_that_of_the_centroid_nearest_by_cosine(tmp_path: Path) -> None:
     """Whatever k-means finds, no vector is nearer by cosine to the mean of another topic."""
     vectors = vectors_in_groups(tmp_path / "vectors", groups=12, each=20)
-    topic = topics_of(vectors, 5, seed=4)
+    topic = clusters_of(vectors, 5, seed=4)
     taken = vectors.take(np.arange(vectors.rows))
     unit = taken / np.linalg.norm(taken, axis=1, keepdims=True)
     means = np.stack([unit[topic == one].mean(axis=0) for one in range(5)])
     scores = unit @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
     assert (scores.argmax(axis=1) == topic).mean() > 0.98  # the last round moves the centroids once more
-    assert np.array_equal(topic, topics_of(vectors, 5, seed=4))
+    assert np.array_equal(topic, clusters_of(vectors, 5, seed=4))
 
 
 @pytest.mark.parametrize(("queries", "size", "count"), [(1_000, 128, 8), (100, 128, 1), (3, 128, 1), (300, 100, 3)])
 def test_the_number_of_topics_follows_from_their_size(queries: int, size: int, count: int) -> None:
     assert count_of(queries, size) == count
+
+
+@given(rows=st.lists(st.one_of(st.integers(0, 50), st.none()), min_size=1, max_size=60), size=st.integers(2, 12))
+def test_topics_by_corpus_are_runs_of_neighbours(rows: list[int | None], size: int) -> None:
+    first = np.array([np.iinfo(np.int64).max if row is None else row for row in rows])
+    topic = runs_of(first, size)
+    there = [(row, int(one)) for row, one in zip(rows, topic, strict=True) if row is not None]
+    assert sorted(there) == sorted(there, key=lambda pair: (pair[1], pair[0])), "no passage of a later topic lies before one of an earlier"
+    count = count_of(len(there), size)
+    assert {int(one) for row, one in zip(rows, topic, strict=True) if row is None} <= {count}
+    sizes = np.bincount([one for _, one in there], minlength=count)
+    assert len(sizes) == count
+    assert len(there) < size or all(size / 2 <= one < 1.5 * size + 1 for one in sizes)
