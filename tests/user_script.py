@@ -39,8 +39,8 @@ def main(folder: Path) -> None:
             max_steps=2, output=folder / "retriever",
         )
     )  # fmt: skip
-    asked = rd.encode(rd.EncodeSettings(model=retriever, queries=queries, concurrency=(1, 1), output=folder / "asked-vectors"))
-    by_topic = rd.topics(rd.TopicsSettings(embeddings=asked, size=10, output=folder / "topics"))
+    query_vectors = rd.encode(rd.EncodeSettings(model=retriever, queries=queries, concurrency=(1, 1), output=folder / "asked-vectors"))
+    by_topic = rd.topics(rd.TopicsSettings(embeddings=query_vectors, size=10, output=folder / "topics"))
     assert by_topic.summary["topics"] == 6
     near = rd.topics(rd.TopicsSettings(qrels=qrels / "train", queries=queries, corpus=corpus, size=10, output=folder / "near"))
     assert near.rows == by_topic.rows == 56

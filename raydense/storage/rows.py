@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # by kind, the files whose rows are those of the artifact, as patterns between blanks
 _FILES = {kind: f"{kind}-*.arrow" for kind in ("corpus", "embeddings", "generated")}
-_FILES |= dict.fromkeys(("queries", "qrels", "examples", "run"), "*.parquet") | {
+_FILES |= dict.fromkeys(("queries", "qrels", "examples", "run", "topics"), "*.parquet") | {
     "report": "per_query.parquet analysis.parquet",
     "annotation": "pairs-*.parquet",
 }

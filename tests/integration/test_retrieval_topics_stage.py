@@ -28,6 +28,7 @@ def test_every_query_has_a_topic(tmp_path: Path) -> None:
     assert sizes.min() > 20
     assert sizes.max() < 300
     again = rd.topics(settings.model_copy(update={"output": str(tmp_path / "again")}))
+    assert list(made.head(2)["query_id"]) == ["q0", "q1"]
     assert [file.sha256 for file in again.files] == [file.sha256 for file in made.files]
     assert rd.topics(settings).fingerprint == made.fingerprint
 
