@@ -107,7 +107,7 @@ def _of_topics(examples: Examples, settings: TrainSettings) -> Examples:
         return examples
     made_of, queries = Artifact.open(folder, "topics").summary["queries"], Artifact.open(settings.queries).fingerprint
     if made_of != queries:
-        raise InputError(f"has the topics of other queries than {settings.queries}", folder, "encode these, and make their topics")
+        raise InputError(f"has the topics of other queries than {settings.queries}", folder, "make the topics of these")
     topic = read_table(folder, "topics", ["topic"])["topic"].to_numpy()
     return replace(examples, topic=topic[examples.query].astype(np.int64))
 

@@ -114,17 +114,8 @@ class TrainSettings(LoopSettings):
     chosen_by = "objective"
     newer = (
         *LoopSettings.newer,
-        *(
-            "more_examples",
-            "refresh.only_changed",
-            "refresh.search_params",
-            "adapter",
-            "dev.patience",
-            "dev.by",
-            "dev.keep",
-            "one_source",
-            "topics",
-        ),
+        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "dev.keep"),
+        *("one_source", "topics"),
         *(f"refresh.{name}" for name in MARGINS),
     )
     renamed = LoopSettings.renamed | _RENAMED
