@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +25,9 @@ def kill_once_committed(driver: subprocess.Popen[bytes], commits: Path, pattern:
         driver.wait()
 
 
-def heeds_ctrl_c() -> None:
-    """For a process that is started: what a shell starts in the background is deaf to Ctrl-C, and so would be its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heeding_ctrl_c(command: Sequence[str | os.PathLike[str]]) -> list[str | os.PathLike[str]]:
+    """The command, which hears Ctrl-C: what a shell starts in the background is deaf to it, and so would be its children."""
+    return ["env", "--default-signal=INT", *command]
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def test_the_commands_run_as_they_are_shown(tmp_path: Path, monkeypatch: pytest.
             main([*(word.replace("GENERATOR_DIR", "tiny") for word in words), *more])
         assert ended.value.code == 0, words
         made[output] = rd.Artifact.open(output).kind
-    models = "model model-2 ance model-positives ce model-denoised pair-1 pair-2 encoder generator"
+    models = "model model-2 by-topics ance model-positives ce model-denoised pair-1 pair-2 encoder generator"
     assert {name for name, kind in made.items() if kind == "model"} == set(models.split())
     assert [rd.Artifact.open(f"joint/{part}").kind for part in ("retriever", "reranker")] == ["model", "model"]
     assert rd.Artifact.open("ance").summary["generations"]

@@ -17,7 +17,7 @@ from chat_server import ChatServer, chat_server
 from raydense.data.generated import Generated
 from raydense.storage import Artifact
 from tests.inference_world import file_bytes, make_corpus
-from tests.killing import heeds_ctrl_c
+from tests.killing import heeding_ctrl_c
 
 PASSAGES, SHARD, ANSWERED = 40, 10, 25
 KEY = "sk-test-8812ee0b"
@@ -84,8 +84,8 @@ def test_ctrl_c_ends_at_once_with_one_line_and_keeps_the_replies(tmp_path: Path)
     gate = threading.Semaphore(ANSWERED)
     with chat_server(answer, gate=gate) as server:
         with open(tmp_path / "printed", "wb") as printed:
-            words = command(tmp_path, "stopped", server)
-            driver = subprocess.Popen(words, stdout=printed, stderr=printed, preexec_fn=heeds_ctrl_c)
+            words = heeding_ctrl_c(command(tmp_path, "stopped", server))
+            driver = subprocess.Popen(words, stdout=printed, stderr=printed)
         try:
             end = time.monotonic() + 300
             while kept(tmp_path / "stopped") < ANSWERED or len(server.asked) < ANSWERED + 4:
