@@ -32,6 +32,9 @@ _SETUP = str(Path(__file__).with_name("warm") / "forked_worker.py")  # of anothe
 # Ray's generators of random ids, one a thread, are seeded from what a fork copies: between two forks so many ids and threads are used up, or
 # two workers would give the same ids to their objects. A worker uses a few of each.
 _IDS, _THREADS = 10_000, 200
+# What Ray does beside the work took a fifth of the processor time: it looked for new logs ten times a second among those of hundreds of workers, and
+# measured each worker every five seconds, which no test reads.
+_QUIET = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "LOG_NAME_UPDATE_INTERVAL_S": "86400", "REPORTER_UPDATE_INTERVAL_MS": "86400000"}
 _SLOW = [
     "ray.train.torch",
     "ray.train.v2._internal.execution.controller",
@@ -50,7 +53,7 @@ _SLOW += ["torch._inductor.compile_fx", "setuptools.dist", "sentence_transformer
 
 @contextmanager
 def warm_workers(folder: Path) -> Iterator[None]:
-    """While it is open, workers of a Ray that this process starts are forked from a process whose socket is in `folder`.
+    """While it is open, workers of a Ray that this process starts are forked from a process whose socket is in `folder`, and its logs are not followed.
 
     Not where there is a GPU: NCCL failed there in such workers ("GPU access blocked by the operating system").
     """
@@ -78,6 +81,7 @@ def warm_workers(folder: Path) -> Iterator[None]:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "warm"), *([path] if path else [])])
         # a Ray whose first workers are not there in time never answers its driver; the imports can take more than its minute where a machine is busy
         os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
+        os.environ.update(_QUIET)
         try:
             yield
         finally:
@@ -91,8 +95,8 @@ def own_ray_environment() -> dict[str, str]:
 
 
 def cold_environment() -> dict[str, str]:
-    """The environment of a process whose Ray, one of its own, starts workers in Ray's own way."""
-    return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", SOCKET)}
+    """The environment of a process whose Ray, one of its own, starts workers in Ray's own way and follows their logs."""
+    return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", SOCKET, *_QUIET)}
 
 
 class Server:

@@ -35,7 +35,7 @@ stages:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["term", "terminal"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)], ids=["term", "terminal"])
 def test_a_signal_between_trainings_is_one_line_and_the_command_continues(
     tmp_path: Path, joining: dict[str, str], number: signal.Signals
 ) -> None:

@@ -104,6 +104,7 @@ def wikipedia(submit, world):
     return world / "wikipedia"
 
 
+@pytest.mark.long
 def test_wikipedia_is_imported_encoded_in_shards_and_indexed(wikipedia, world):
     corpus, vectors, index = (json.loads((wikipedia / name / "manifest.json").read_text()) for name in ("corpus", "vectors", "index"))
     store = rd.PassageStore(world / "data/corpus")
@@ -112,6 +113,7 @@ def test_wikipedia_is_imported_encoded_in_shards_and_indexed(wikipedia, world):
     assert len(index["summary"]["shards"]) == 2
 
 
+@pytest.mark.long
 def test_a_client_asks_the_pool_of_another_job(wikipedia, world, submit):
     """The hits are those of an inner product over all vectors, computed here."""
     questions = ["who was born in the north", "a bridge over the river", "which town has a market"]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from raydense.data.store import CorpusWriter
 from raydense.storage import Draft
@@ -49,6 +50,7 @@ def test_two_hundred_thousand_passages_stay_on_disk(tmp_path: Path) -> None:
     assert int(grown) < 20_000, "KiB of own memory; the passages are 100 MB"
 
 
+@pytest.mark.long
 def test_five_times_the_documents_in_flat_memory(tiny_folder: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from raydense.inference.split import split; from raydense.inference.settings import SplitSettings;"

@@ -12,7 +12,7 @@ from raydense.cli import main
 from raydense.inference.rerank import probability
 from raydense.models.tiny import make_tiny_encoder
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.long]
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
 SMALL = {

@@ -86,6 +86,7 @@ def kill_once_trained(folder: Path) -> None:
             process.wait()
 
 
+@pytest.mark.long
 def test_the_trainings_of_a_sweep_save_before_it_ends(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("max_steps: 3,", "max_steps: 5000, checkpoint_every: 5000,"))
 

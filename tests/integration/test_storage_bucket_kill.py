@@ -64,6 +64,7 @@ def beir(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_recipe_on_a_store_that_fails(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, source = tmp_path / "r.yaml", beir(tmp_path / "beir")
     recipe.write_text(RECIPE)

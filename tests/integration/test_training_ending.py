@@ -122,6 +122,7 @@ def test_no_step_is_lost_where_the_signal_goes_to_the_process_group(data: Traini
     assert re.search(rf"train: ended by SIGTERM; the same command continues from step \d+ of {STEPS}\n", printed)
 
 
+@pytest.mark.long
 def test_no_step_is_lost_where_the_terminal_is_closed(data: TrainingData, tmp_path: Path) -> None:
     """As by a connection that breaks: from then on nothing can be printed, either."""
     wanted = settings_of(data, tmp_path / "ended")
