@@ -90,6 +90,7 @@ VALUES = {
     "evaluate": {"run": "data/zh", "qrels": "data/zh"},
     "export": {"format": "beir", "corpus": "data/zh"},
     "split": {"unit": "words", "length": 5},
+    "topics": {"embeddings": "data/zh"},
 }
 
 
