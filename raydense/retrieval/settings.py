@@ -141,6 +141,22 @@ class TopicsSettings(Settings):
             raise ValueError("qrels needs queries and corpus")
         return self
 
+    def forecast(self, known: Known) -> Forecast:
+        """The time grows with the queries, by vectors with the products of k-means."""
+        queries = known.of(self.embeddings or self.queries)
+        if not queries:
+            return Forecast()
+        needs = f"{queries} queries, {self.size} in a topic"
+        makes = {self.output: Holds(queries.rows, queries.word, bytes=12.0 * queries.rows)}
+        if not self.embeddings:
+            return Forecast(needs, makes, "topics qrels", {"queries": float(queries.rows)}, PROCESS_BYTES, tasks=1)
+        if not queries.each:
+            return Forecast(needs, makes)
+        from raydense.retrieval.topics import memory_of, products_of  # only here: importing Ray takes a second
+
+        of = (queries.rows, int(queries.each), self.size)
+        return Forecast(needs, makes, "topics vectors", {"products": float(products_of(*of))}, memory_of(*of), tasks=1)
+
 
 class Pool(BaseModel):
     """How an index is searched by a pool of shard actors; part of the stages that search."""

@@ -47,8 +47,8 @@ def topics(settings: TopicsSettings) -> Artifact:
     vectors = Vectors(settings.embeddings, "queries", prints["embeddings"])
     if not draft.committed():
         ensure_ray()
-        held = 4 * vectors.dimension * (2 * vectors.rows + 4 * count_of(vectors.rows, settings.size))
-        for _ in run_tasks("topics", _commit_by_vectors, [(draft, settings.located())], memory=_PROCESS_BYTES + held):
+        memory = memory_of(vectors.rows, vectors.dimension, settings.size)
+        for _ in run_tasks("topics", _commit_by_vectors, [(draft, settings.located())], memory=memory):
             pass
     return _finish(draft, queries=vectors.artifact.summary["queries"], model=vectors.artifact.summary["model"])
 
@@ -92,6 +92,17 @@ def runs_of(first: NDArray[np.int64], size: int) -> Topics:
 def count_of(queries: int, size: int) -> int:
     """The number of topics of about `size` queries each, at least one."""
     return max(1, round(queries / size))
+
+
+def memory_of(queries: int, dimension: int, size: int) -> int:
+    """The bytes of the process that groups so many vectors."""
+    return _PROCESS_BYTES + 4 * dimension * (2 * queries + 4 * count_of(queries, size))
+
+
+def products_of(queries: int, dimension: int, size: int) -> int:
+    """The products of numbers that k-means and the search for each vector's centroid take."""
+    count = count_of(queries, size)
+    return (_ROUNDS * min(queries, _SAMPLED * count) + queries) * count * dimension
 
 
 def _commit_by_vectors(draft: Draft, settings: TopicsSettings) -> None:

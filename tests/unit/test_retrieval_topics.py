@@ -10,6 +10,8 @@ from embeddings import write_embeddings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydense.forecast import PROCESS_BYTES, Holds, Known
+from raydense.retrieval.settings import TopicsSettings
 from raydense.retrieval.topics import clusters_of, count_of, runs_of
 from raydense.retrieval.vectors import Vectors
 
@@ -57,3 +59,17 @@ def test_topics_by_corpus_are_runs_of_neighbours(rows: list[int | None], size: i
     sizes = np.bincount([one for _, one in there], minlength=count)
     assert len(sizes) == count
     assert len(there) < size or all(size / 2 <= one < 1.5 * size + 1 for one in sizes)
+
+
+def test_the_forecast_follows_the_products_of_k_means() -> None:
+    """1,280 queries in 10 topics: 10 rounds over a sample of 640, then all of them, each compared with 10 centroids of 768 numbers."""
+    known = Known()
+    known.expect({"v": Holds(1_280, "about", each=768), "q": Holds(1_280, each=50)})
+    by_vectors = TopicsSettings(embeddings="v", output="o").forecast(known)
+    assert by_vectors.needs == "about 1,280 queries, 128 in a topic"
+    assert by_vectors.work == {"products": (10 * 640 + 1_280) * 10 * 768}
+    assert by_vectors.makes["o"].rows == 1_280
+    assert by_vectors.memory > 4 * 768 * 2 * 1_280
+    by_corpus = TopicsSettings(qrels="r", queries="q", corpus="c", output="o").forecast(known)
+    assert (by_corpus.work, by_corpus.memory) == ({"queries": 1_280}, PROCESS_BYTES)
+    assert TopicsSettings(embeddings="later", output="o").forecast(known).needs == ""
