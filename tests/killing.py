@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,11 +23,6 @@ def kill_once_committed(driver: subprocess.Popen[bytes], commits: Path, pattern:
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
-
-
-def heeding_ctrl_c(command: Sequence[str | os.PathLike[str]]) -> list[str | os.PathLike[str]]:
-    """The command, which hears Ctrl-C: what a shell starts in the background is deaf to it, and so would be its children."""
-    return ["env", "--default-signal=INT", *command]
 
 
 @contextmanager

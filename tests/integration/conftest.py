@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hears_ctrl_c() -> None:
-    """What a shell starts in the background is deaf to Ctrl-C, which tests send to their own process."""
+    """What a shell starts in the background is deaf to Ctrl-C, and so would be its children; tests send it to both."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -17,7 +17,6 @@ from chat_server import ChatServer, chat_server
 from raydense.data.generated import Generated
 from raydense.storage import Artifact
 from tests.inference_world import file_bytes, make_corpus
-from tests.killing import heeding_ctrl_c
 
 PASSAGES, SHARD, ANSWERED = 40, 10, 25
 KEY = "sk-test-8812ee0b"
@@ -84,7 +83,7 @@ def test_ctrl_c_ends_at_once_with_one_line_and_keeps_the_replies(tmp_path: Path)
     gate = threading.Semaphore(ANSWERED)
     with chat_server(answer, gate=gate) as server:
         with open(tmp_path / "printed", "wb") as printed:
-            words = heeding_ctrl_c(command(tmp_path, "stopped", server))
+            words = command(tmp_path, "stopped", server)
             driver = subprocess.Popen(words, stdout=printed, stderr=printed)
         try:
             end = time.monotonic() + 300

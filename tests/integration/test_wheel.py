@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from killing import heeding_ctrl_c
 from warm_worker import own_ray_environment
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +88,7 @@ def test_the_command_runs_outside_the_checkout(installed, tmp_path):
 @pytest.mark.long
 def test_the_demo_begins_outside_the_checkout_and_ends_by_ctrl_c(installed, tmp_path):
     process = subprocess.Popen(
-        heeding_ctrl_c(_command(installed, "demo")),
+        _command(installed, "demo"),
         cwd=tmp_path,
         env=_environment(installed),
         stdout=subprocess.DEVNULL,
