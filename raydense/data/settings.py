@@ -19,7 +19,8 @@ from raydense.storage import named, named_folders
 def _format_that(function: str) -> AfterValidator:
     def check(name: str) -> str:
         if name not in formats_that(function):
-            raise ValueError(f"no such format: {did_you_mean(name, formats_that(function))}")
+            near = did_you_mean(name, formats_that(function))
+            raise ValueError("no such format" if near.startswith("known") else f"no such format: {near}")
         return name
 
     return AfterValidator(check)

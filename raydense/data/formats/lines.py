@@ -40,6 +40,7 @@ _EXPECTED = {
 }
 LARGEST = {"int": 2**31 - 1, "float": math.nextafter(2.0**128 - 2.0**103, 0)}  # what is not rounded beyond 32 bits
 _FIX = "correct the line"
+_SHOWN = 8  # keys of a line that lacks one
 _BETWEEN = re.compile(r"[ \t]+")
 _UNEVEN = (b"\t", b"\r", b"  ", b" \n", b"\n ")
 
@@ -137,6 +138,9 @@ def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
 
     def slow(line: bytes, at: str) -> list[Any]:
         row = json_object(line, at)
+        if lacking := next((f.key for f in fields if f.needed and row.get(f.key) is None), None):
+            has = ", ".join(repr(key) for key in islice(row, _SHOWN)) or "no keys"
+            raise InputError(f"no {lacking!r}", at, f"each line needs it; this one has {has}")
         return [_checked(row.get(f.key), f, at) for f in fields]
 
     return _tables(path, fields, 0, fast, slow)
@@ -155,9 +159,7 @@ def json_object(line: bytes | str, at: str) -> dict[str, Any]:
 
 def _checked(value: Any, field: Field, at: str) -> Any:
     if value is None:
-        if not field.needed:
-            return None
-        raise InputError(f"no {field.key!r}", at, "each line needs it")
+        return None
     fits = isinstance(value, _JSON_TYPES[field.type]) and not isinstance(value, bool)
     if not fits or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
         raise InputError(f"{field.key!r} is {json.dumps(value)[:40]}, not {_EXPECTED[field.type]}", at, _FIX)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, first_of_each, run_part
-from raydense.data.formats.lines import Field, columns, refuse_blank, where
+from raydense.data.formats.lines import Field, columns, first_line, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.lookup import IdLookup
@@ -83,7 +83,7 @@ def read(source: Path, intake: Intake) -> None:
     if of["queries"]:
         _read_queries(of["queries"], intake)
     for path in of["qrels"]:
-        intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS)), where(path))
+        intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces="\t" not in first_line(path))), where(path))
     for path in of["qidpidtriples"]:
         _give_triples(pa.concat_tables(columns(path, TRIPLES)), path, intake)
     if of["triples"]:
