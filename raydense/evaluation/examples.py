@@ -60,7 +60,7 @@ class Example:
 def choose(values: NDArray[np.float64], first: NDArray[np.float64] | None) -> list[tuple[str, list[int]]]:
     """Headings with positions of queries: the greatest wins and losses against `first`, or the best and worst without one."""
     gaps = values if first is None else values - first
-    order = np.argsort(-gaps, kind="stable")
+    order = np.argsort(-gaps, kind="stable")[: len(gaps) - int(np.isnan(gaps).sum())]  # those without a value come last
     best, worst = order[:SHOWN_QUERIES], order[::-1][:SHOWN_QUERIES]
     if first is None:
         return [("Worst", worst[~np.isin(worst, best)].tolist()), ("Best", best.tolist())]

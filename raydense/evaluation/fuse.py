@@ -65,7 +65,7 @@ def fuse(settings: FuseSettings) -> Artifact:
     Hits are in trec_eval's order: score falling, equal ones by passage id falling. A run that lacks a query adds nothing to it. Of one query the
     same hits come out whatever other queries the runs have. The summary has the weights, of each run its kind and depth, and with `qrels`
     the metric of each run and of the fused one on the dev queries. InputError where a run names a passage twice for a query, the runs are of different corpora,
-    none has a judged query, or `weights_of` is no fusion of as many runs.
+    one of them has no judged query, or `weights_of` is no fusion of as many runs.
     """
     draft = Draft.open(settings.output, "run", provenance("fuse", settings))
     if draft.done:
@@ -76,6 +76,7 @@ def fuse(settings: FuseSettings) -> Artifact:
     places = [Places(IdLookup(query_ids), run) for run in runs.values()]
     for each in places:
         each.find()
+    _say_lacking(list(runs), places, len(query_ids))
     rule, found = _rule(settings, list(runs), places, query_ids, draft)
     weights = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, rule.weights, strict=True))
     say(f"fuse: {rule.method}, weights {weights}")
@@ -94,6 +95,13 @@ def fuse(settings: FuseSettings) -> Artifact:
         "runs": {name: _about(each) for name, each in zip(runs, places, strict=True)},
     }
     return draft.finish(rows, **summary, **found, **({"corpus": corpus} if corpus else {}))
+
+
+def _say_lacking(names: list[str], places: list[Places], queries: int) -> None:
+    """Say which runs have no hits of some queries: the fused hits of these are those of the other runs."""
+    for name, each in zip(names, places, strict=True):
+        if (has := np.count_nonzero(each.count)) < queries:
+            say(f"fuse: {name} has hits of {has:,} of the {queries:,} queries; of the others the fused hits are those of the other runs")
 
 
 def _about(places: Places) -> dict[str, Any]:
@@ -157,6 +165,9 @@ def _tuned(settings: FuseSettings, rule: Rule, names: list[str], places: list[Pl
     numbers = np.sort(numbers[numbers >= 0])
     if not len(numbers):
         raise InputError("no run has a query that is judged here", settings.qrels, "give judgements of queries that the runs have")
+    if lacking := [name for name, each in zip(names, places, strict=True) if not each.count[numbers].any()]:
+        what = f"{' and '.join(lacking)} has no hits of the {len(numbers):,} queries that are judged here, so that no weight can be found for it"
+        raise InputError(what, settings.qrels, "search these queries too, or leave the run out")
     pieces = _pieces(numbers, places)
     tried = combinations(len(names)) if rule.method == "reciprocal" or rule.scale else lambdas(_spreads(places, query_ids, pieces))
     blocks = (Block(places, query_ids, part) for part in pieces)

@@ -323,6 +323,9 @@ def test_runs_that_do_not_fit_are_refused(world: tuple[Path, list[str]], tmp_pat
     twice = write_run(tmp_path / "twice", {"q1": [("p1", 2.0), ("p2", 1.0), ("p1", 0.0)]})
     other = write_run(tmp_path / "other", {"q1": [("p1", 2.0)]}, corpus="d")
     torn = write_run(tmp_path / "torn", {"q1": [("p1", 2.0)]})
+    asked = next(query for query in hits_of(Artifact.open(runs[0], "run")) if query != "q1")
+    judged = str(tmp_path / "judged")
+    write_table(Path(judged), "qrels", [pa.table({"query_id": [asked], "passage_id": ["p1"], "relevance": pa.array([1], pa.int32())})])
     write_table(
         tmp_path / "strange", "qrels", [pa.table({"query_id": ["x"], "passage_id": ["p1"], "relevance": pa.array([1], pa.int32())})]
     )
@@ -332,6 +335,7 @@ def test_runs_that_do_not_fit_are_refused(world: tuple[Path, list[str]], tmp_pat
         ({"run": [f"a={runs[0]}", f"a={runs[1]}"]}, "same name"),
         ({"run": runs, "weights_of": torn}, "is no fused run"),
         ({"run": runs, "qrels": str(tmp_path / "strange")}, "no run has a query that is judged here"),
+        ({"run": [f"a={runs[0]}", f"one={torn}"], "qrels": judged}, "one has no hits of the 1 queries that are judged here"),
     ):
         with pytest.raises(InputError, match=words):
             fuse(FuseSettings(output=str(tmp_path / "out"), **asked))
