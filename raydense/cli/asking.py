@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raydense.serving.hits import HitList
     from raydense.serving.retriever import Retriever
 
-_SECTION = "To ask questions"
+SECTION = "To ask questions"
 _STAGE = ("output", "queries", "qrels", "vectors")  # one of these, or a file of settings, asks for the stage
 
 
@@ -52,7 +52,7 @@ def search_flags() -> list[click.Parameter]:
     stage, known = flags_of(SearchSettings), SearchSettings.all_fields()
     asking = [flag for flag in flags_of(AskSettings) if flag.name not in known]
     for flag in asking:
-        flag.section = _SECTION
+        flag.section = SECTION
     for flag in stage:
         flag.help = str(flag.help).replace("  [required]", "")
         if flag.name == "k":

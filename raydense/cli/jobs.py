@@ -10,8 +10,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -107,7 +107,9 @@ def start(client: Any, work: Work, process: JobProcess | None = None) -> tuple[s
 def _named(client: Any, base: str) -> tuple[str, str, bool]:
     """The name to submit `base` under, the state of the last job of that base, and whether it runs."""
     jobs = {}
-    for job in client.list_jobs():
+    with reached():
+        known = client.list_jobs()
+    for job in known:
         number = re.fullmatch(re.escape(base) + r"(?:-(\d+))?", job.submission_id or "")
         if number:
             jobs[int(number[1] or 1)] = job
@@ -120,19 +122,30 @@ def _named(client: Any, base: str) -> tuple[str, str, bool]:
 
 
 def job_of(client: Any, name: str) -> Any:
-    """Ray's record of a submission; InputError if there is none of this name."""
-    try:
-        return client.get_job_info(name)
-    except RuntimeError as error:
-        if "404" not in str(error):
-            raise
-        raise InputError("no such job", name, "`raydense submit list` shows all") from None
+    """Ray's record of a submission; InputError if there is none of this name, JobError if the cluster does not answer."""
+    with reached():
+        try:
+            return client.get_job_info(name)
+        except RuntimeError as error:
+            if "404" not in str(error):
+                raise
+            raise InputError("no such job", name, "`raydense submit list` shows all") from None
 
 
 def submissions(client: Any) -> list[Any]:
-    """Ray's records of all submissions of raydense, the oldest first."""
-    named = [job for job in client.list_jobs() if (job.submission_id or "").startswith("raydense-")]
+    """Ray's records of all submissions of raydense, the oldest first; JobError if the cluster does not answer."""
+    with reached():
+        named = [job for job in client.list_jobs() if (job.submission_id or "").startswith("raydense-")]
     return sorted(named, key=lambda job: job.start_time or 0)
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """For calls of a client: JobError where the cluster does not answer."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:  # those of requests are OSErrors
+        raise JobError(f"the cluster does not answer ({_last_line(error)})") from error
 
 
 class Unread:
@@ -172,7 +185,7 @@ class Follower:
                 if job.status.is_terminal():
                     return job
                 self._lost = None
-            except (RuntimeError, OSError, aiohttp.ClientError) as error:
+            except (JobError, RuntimeError, OSError, aiohttp.ClientError) as error:
                 if self._lost is None:
                     say(f"{self.name}: the connection is lost and retried; the job continues")
                     self._lost = time.monotonic()
@@ -195,7 +208,8 @@ def stop(client: Any, name: str) -> tuple[Any, bool]:
     """End a job; returns it, and whether it ran. What its stages committed is kept."""
     if job_of(client, name).status.is_terminal():
         return job_of(client, name), False
-    client.stop_job(name)
+    with reached():
+        client.stop_job(name)
     deadline = time.monotonic() + _PATIENCE_S
     while not (job := job_of(client, name)).status.is_terminal():
         if time.monotonic() > deadline:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from raydense.cli import jobs
+from raydense.cli.asking import SECTION
 from raydense.cli.flags import Command, Flag, read, read_evaluate, read_recipe, stages_of
 from raydense.cli.job_process import JobProcess
 from raydense.cli.visibility import refuse_local
@@ -74,12 +75,17 @@ def _submit_verb(name: str, command: click.Command) -> click.Command:
         announce(work, settings)
         _submit(work, as_json, **where)
 
-    params = [param for param in command.params if param.name != "address" and not isinstance(param, click.Argument)]
+    params = [param for param in command.params if param.name != "address" and not _asks(param)]
     words = f"Submit `raydense {name}` as a job of a cluster; see `raydense submit --help`."
     settings_class = command.settings if isinstance(command, Command) else None
     return Command(
         name, settings_class, params=[*params, *_submit_options()], callback=call, help=words, short_help=f"`raydense {name}` as a job."
     )
+
+
+def _asks(param: click.Parameter) -> bool:
+    """Whether it is for the questions that `search` answers in its own process: a job has none."""
+    return isinstance(param, click.Argument) or getattr(param, "section", "") == SECTION
 
 
 def _submit_run(command: click.Command) -> click.Command:
@@ -206,4 +212,6 @@ def job_logs(name: str, address: str | None, no_wait: bool) -> None:
     jobs.job_of(client, name)
     if not no_wait:
         _follow(client, name, where, False, sys.stdout)
-    print(client.get_job_logs(name), end="")
+    with jobs.reached():
+        text = client.get_job_logs(name)
+    print(text, end="")

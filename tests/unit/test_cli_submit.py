@@ -313,6 +313,29 @@ def test_a_job_that_has_ended_is_submitted_under_the_next_name():
     assert len(cluster.submitted) == 1
 
 
+def test_a_cluster_that_is_lost_is_one_line(monkeypatch, capsys):
+    import requests
+
+    class Lost(Cluster):
+        def get_job_info(self, name):
+            raise requests.ConnectionError("Connection refused")
+
+        list_jobs = get_job_logs = lambda self, *_: self.get_job_info("")
+
+    monkeypatch.setattr(jobs, "connect", lambda address: Lost())
+    for words in (["status", "x"], ["stop", "x"], ["logs", "x"], ["list"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["submit", *words, "--address", "http://127.0.0.1:9"])
+        assert ended.value.code == 1
+        assert capsys.readouterr().err == "raydense: the cluster does not answer (Connection refused)\n"
+
+
+def test_the_questions_of_search_are_no_jobs(capsys):
+    with pytest.raises(SystemExit):
+        main(["submit", "search", "--help"])
+    assert "--rerank" not in capsys.readouterr().out
+
+
 def test_a_connection_that_is_lost_in_silence_is_made_again(monkeypatch):
     """As by a firewall: Ray's client waits for ever on it. The job has ended meanwhile."""
 
