@@ -33,7 +33,7 @@ model = SentenceTransformer(folder)
 scores = model.encode_query(queries) @ model.encode_document(passages).T
 ```
 
-These are the vectors of `raydense encode`. Plain `encode` reads every text without a prefix, at the length of passages.
+These are the vectors of `raydense encode`, which reads a passage as its title, a space and its text. Plain `encode` reads every text without a prefix, at the length of passages.
 
 ```sh
 raydense encode --model FOLDER --corpus CORPUS --output embeddings

@@ -153,6 +153,8 @@ def differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -
         a, b = there.get(key), here.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found.append(differences(a, b, f"{prefix}{key}."))
+        elif a != b and prefix.startswith("inputs."):  # their fingerprints say nothing to a reader
+            found.append(f"{prefix}{key} {'is new' if a is None else 'is left out' if b is None else 'is another, or was changed'}")
         elif a != b:
             found.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
     return ", ".join(f for f in found if f)

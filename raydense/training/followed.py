@@ -165,7 +165,7 @@ class Followed:
 
 
 def _described(line: Line) -> str:
-    """What the progress line says of the newest numbers."""
+    """What the progress line says of the newest numbers, which are of a step before the last: not each step is written."""
     shown = {
         "loss": "loss {:.4f}",
         "gradient_norm": "gradient {:.2g}",
@@ -173,7 +173,8 @@ def _described(line: Line) -> str:
         "tokens_per_second": "{:,.0f} tokens/s",
         "memory": "{:.1f} GiB",
     }
-    return ", ".join(text.format(line[name]) for name, text in shown.items() if name in line)
+    numbers = ", ".join(text.format(line[name]) for name, text in shown.items() if name in line)
+    return f"at step {line['step']:,}: {numbers}"
 
 
 def checkpointed(job: Job) -> int:

@@ -129,7 +129,7 @@ def test_made_again_does_nothing_and_refuses_another_tokenizer_or_length(corpus:
         split(SplitSettings(**values, model=str(tiny_folder), length=20))
     other = shutil.copytree(tiny_folder, tmp_path / "other")
     (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text().replace("##", "@@"))
-    with pytest.raises(InputError, match=r"inputs.model: "):
+    with pytest.raises(InputError, match=r"inputs.model is another, or was changed"):
         split(SplitSettings(**values, model=str(other)))
 
 

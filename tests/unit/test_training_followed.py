@@ -44,7 +44,7 @@ def test_steps_that_are_made_again_are_neither_shown_nor_sent_before_they_are(tm
     Status(shared).start("10 steps of 32")
     again.add([{"step": 1, "loss": 2.0}])
     followed.report(progress)
-    assert (progress.done, progress.note, sent) == (1, "loss 2.0000", [{"step": 1, "loss": 2.0}])
+    assert (progress.done, progress.note, sent) == (1, "at step 1: loss 2.0000", [{"step": 1, "loss": 2.0}])
     again.close()
 
 
