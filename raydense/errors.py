@@ -119,7 +119,10 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
         if isinstance(link, OSError) and link.errno == errno.EFBIG:
             return 1, f"{link.filename or 'output'}: larger than a file may be here; raise the limit (ulimit -f) and run again, {_KEPT}"
         if isinstance(link, OSError) and link.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return 2, f"{link.filename or 'output'}: {(link.strerror or 'not writable').lower()}; choose a folder that you may write"
+            return (
+                2,
+                f"{link.filename or 'output'}: {(link.strerror or 'not permitted').lower()}; give another path, or yourself the right to read and write it",
+            )
         if isinstance(link, OSError) and link.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
             return 2, f"{link.filename or 'path'}: {(link.strerror or 'not usable').lower()}; give another path"
         chain += [link.__cause__, link.__context__, getattr(link, "cause", None)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, overload
 
 from pydantic import BeforeValidator, Field
+
+_WORD = re.compile(r"(?:\([^)]*\)|[^\s,])+")
 
 
 def artifact(kind: str, help: str, default: Any = ..., **limits: Any) -> Any:
@@ -30,7 +33,10 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
 
 def words(value: object) -> object:
-    return value.replace(",", " ").split() if isinstance(value, str) else value
+    """The words of a text, which blanks or commas separate that stand in no parentheses; also of each text of a tuple, as of a flag given twice."""
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return [word for item in value for word in _WORD.findall(item)]
+    return _WORD.findall(value) if isinstance(value, str) else value
 
 
 def _folders(value: object) -> object:

@@ -314,7 +314,10 @@ def _fault(cls: type[BaseSettings], fault: ErrorDetails, where: str) -> InputErr
     if fault["type"] == "too_short":
         message = "needs {min_length} or more, not {actual_length}".format(**fault["ctx"])
     given = f" (given: {fault['input']!r})" if key else ""
-    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, f"it is: {meaning}" if key and meaning else "")
+    fix = f"it is: {meaning}" if key and meaning else ""
+    if fault["type"] == "string_type" and where != "--" and not isinstance(fault["input"], list):  # what YAML took for a number, say
+        fix = f"""{fix}; if it is a text, put quotes around it; with --set, inside others: KEY='"..."'""".removeprefix("; ")
+    return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, fix)
 
 
 def _unknown(cls: type[BaseSettings], key: str, where: str) -> InputError:
@@ -322,6 +325,9 @@ def _unknown(cls: type[BaseSettings], key: str, where: str) -> InputError:
         cls.refuse_renamed(key, where)
     except InputError as renamed:
         return renamed
+    if key in cls.all_fields():  # written with its dot, where a file has groups
+        group, _, inner = key.partition(".")
+        return InputError("is a key of a group", _named(key, where), f"write {group}: {{{inner}: VALUE}}")
     return InputError("unknown key", _named(key, where), did_you_mean(key, cls.all_fields()))
 
 

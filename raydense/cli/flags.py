@@ -27,6 +27,7 @@ _SECTIONS = {"artifact": "Inputs", "resource": "How the work is spread (the outp
 _ARTIFACTS, _FOLDER = {"source": "PATH", "model": "MODEL"}, "FOLDER"  # a model may be one of the Hub, a source a file
 
 _FLAGS = f"{__name__}.flags"
+_CONFIG = "a YAML file with keys of the command, or leave --config out"
 
 
 class Command(click.Command):
@@ -61,7 +62,7 @@ class Command(click.Command):
             return self.settings
         key = self.settings.chosen_by
         config, given = _word_of(args, "config"), _word_of(args, key.replace("_", "-"))
-        found = {key: given} if given else load_yaml(config) if config else {}
+        found = {key: given} if given else load_yaml(config, _CONFIG) if config else {}
         return self.settings.chosen(found, "--" if given else f"{config}: ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -170,7 +171,7 @@ def _section(settings_class: type[BaseSettings], key: str, field: FieldInfo) -> 
 
 def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
     """The settings of a file, overridden by those given as flags."""
-    values = load_yaml(config) if config else {}
+    values = load_yaml(config, _CONFIG) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
     given = {key: value for key, value in given.items() if value is not None and value != ()}
     as_flags = given.keys() | {"output"} - values.keys()  # a file that many outputs share has none
@@ -185,7 +186,7 @@ def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str
 def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings | SuiteSettings:
     """As `read`, for `evaluate`: the settings with --suite are others; InputError if a flag belongs to the other kind."""
     runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
-    given = [*(load_yaml(config) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
+    given = [*(load_yaml(config, _CONFIG) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
     settings_class: type[EvaluateSettings] | type[SuiteSettings]
     settings_class, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
     for key in given:
@@ -231,6 +232,8 @@ def join(address: str | None) -> None:
 
 def read_recipe(file: str, output: str, changes: tuple[str, ...], concurrent: int = 1) -> Recipe | Sweep:
     """The recipe in a file, or the sweep where it has `sweep:`; InputError where several trials are to be concurrent and there is one."""
+    if not output:
+        raise InputError("is empty", "--output", "give the folder for the outputs of all stages")
     sweep = Sweep.read(file, output, changes)
     if sweep is None and concurrent > 1:
         raise InputError("there is one trial, as the recipe has no `sweep:`", "--concurrent", "leave it out")

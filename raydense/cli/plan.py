@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from raydense.cli.flags import join
+from raydense.cli.flags import join, read_recipe
 from raydense.cli.recipes import recipe_argument, recipe_options
 from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
@@ -66,9 +66,9 @@ def plan_command(
         if given is not None and not calibrate:
             raise InputError("nothing is measured without --calibrate", flag, "leave it out, or give --calibrate")
     recipe = recipe_named(recipe)
-    sweep = Sweep.read(recipe, output, changes)
+    read = read_recipe(recipe, output, changes)
+    sweep = None if isinstance(read, Recipe) else read
     prices = Prices(price_gpu_hour, price_cpu_hour)
-    read = sweep or Recipe.read(recipe, output, changes)
 
     def planned(measured: Measured | None) -> list[dict[str, Any]]:
         return plan(read, measured, prices) if isinstance(read, Recipe) else plan_sweep(read, measured, prices)
@@ -129,11 +129,12 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any], priced: bo
     nothing = {"GPU hours": ("", "0.00")}
     shown = [column for column, head in enumerate(_HEADS) if any(line[column] not in nothing.get(head, ("",)) for line in lines[1:])]
     widths = {column: max(len(line[column]) for line in lines) for column in shown}
-    print()
-    for line in lines:
-        print("  ".join(line[c].rjust(widths[c]) if c else line[c].ljust(widths[c]) for c in shown).rstrip())
+    if len(shown) > 1:
+        print()
+        for line in lines:
+            print("  ".join(line[c].rjust(widths[c]) if c else line[c].ljust(widths[c]) for c in shown).rstrip())
     if total["unknown"]:
-        print(f"not in the total, since nothing is known of their inputs or rates: {', '.join(dict.fromkeys(total['unknown']))}")
+        print(f"no time of these, since nothing is known of their inputs or rates: {', '.join(dict.fromkeys(total['unknown']))}")
     free = list(dict.fromkeys(name for name, figures in left if "measured" in figures and "cost" not in figures))
     if priced and free:
         of = "" if "cost" not in total else f" of {', '.join(free)}"

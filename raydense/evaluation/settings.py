@@ -149,7 +149,7 @@ class FuseSettings(Settings):
         "sum: scores from 0 to 1 in the list of each query and run; false takes them as they are, as DPR's hybrid, and qrels then tune its lambda",
     )
     weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], BeforeValidator(words)] = setting(
-        [], "the weight of each run, as 0.3 0.7; by default equal"
+        [], "the weight of each run, as '0.3 0.7'; by default equal"
     )
     qrels: FolderOrNone = artifact("qrels", "judgements of dev queries: the weights with the best `metric` on them are taken", None)
     metric: Annotated[str, AfterValidator(lambda name: _known([name])[0])] = setting(

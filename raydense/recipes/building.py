@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from raydense.errors import Faults, InputError, did_you_mean
+from raydense.errors import Faults, InputError, did_you_mean, faults_of
 from raydense.recipes.content import REFERENCE, named_in, without_nulls
-from raydense.recipes.inputs import absolute_inputs
+from raydense.recipes.inputs import absolute_inputs, below
 from raydense.recipes.stage import VERBS, Stage
 from raydense.retrieval.settings import SearchSettings
 from raydense.settings import Settings, flat, put
@@ -33,6 +33,7 @@ class Builder:
     def stages(self) -> tuple[Stage, ...]:
         """The stages that have no fault."""
         self._check_names_of_defaults()
+        self._check_given()
         built = []
         for name, values in self._content["stages"].items():
             with self._faults.collected():
@@ -43,6 +44,14 @@ class Builder:
         if len(self._classes) == len(self._content["stages"]):
             self._check_keys_of_defaults()
         return tuple(built)
+
+    def _check_given(self) -> None:
+        for name, value in self._given.items():
+            for other in named_in(value):
+                if other in self._content["stages"] or other in self._given:
+                    self._faults.add(
+                        f"names ${other}", f"{self._file}: given.{name}", "a given value names nothing else: write it where it is used"
+                    )
 
     def _check_names_of_defaults(self) -> None:
         names = {*self._given, *map(str, self._content["stages"])}
@@ -66,6 +75,7 @@ class Builder:
         where = f"{self._file}: stages.{name}"
         verb = self._verb(name, values, where)
         needs: list[str] = []
+        given = {key: names[0] for key, value in values.items() if (names := [name for name in named_in(value) if name in self._given])}
         values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
         chosen = VERBS[verb].settings.chosen(without_nulls(values), f"{where}.")
         whole = chosen.all_fields()
@@ -82,7 +92,7 @@ class Builder:
             values.setdefault("seed", seed)
         self._check_output(values, f"{where}.output")
         values.setdefault("output", str(self._output / name))
-        settings = chosen.read(values, f"{where}.")
+        settings = self._read(chosen, values, given, where)
         if isinstance(settings, SearchSettings) and not settings.index:
             fix = "give it together with pool, which must answer from it"
             raise InputError("a recipe says which index its runs come from", f"{where}.index", fix)
@@ -90,7 +100,18 @@ class Builder:
             folder = self._shared / _identity(verb, settings, self._shared) / name
             settings = settings.model_copy(update={"output": str(folder)})
         needed = tuple(dict.fromkeys(needs))
-        return Stage(name, verb, settings, needed, tuple(self._folders[need] for need in needed), where)
+        return Stage(name, verb, settings, needed, tuple(self._folders[need] for need in needed), given, where)
+
+    def _read(self, chosen: type[Settings], values: dict[str, Any], given: dict[str, str], where: str) -> Settings:
+        """The settings of a stage; of a key that is missing since the recipe is given no value, the error says how to give it."""
+        try:
+            return chosen.read(values, f"{where}.")
+        except InputError as error:
+            for fault in faults_of(error):
+                name = given.get(fault.args[1].removeprefix(f"{where}."), "")
+                if name and self._given[name] is None:
+                    fault.args = (*fault.args[:2], f"give it by --set {name}=VALUE, or in given")
+            raise
 
     def _verb(self, name: str, values: Any, where: str) -> str:
         """The verb of a stage, whose name can be referred to."""
@@ -109,8 +130,16 @@ class Builder:
     def _check_output(self, values: dict[str, Any], where: str) -> None:
         if self._shared and "output" in values:
             self._faults.add("stages of a sweep are given their folders", where, "leave it out")
-        elif "output" in values and not _inside(values["output"], self._output):
+        elif "output" in values and not below(str(values["output"]), str(self._output)):
             self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
+        elif "output" in values:
+            self._check_apart(values["output"], where)
+
+    def _check_apart(self, output: Any, where: str) -> None:
+        """A fault where an earlier stage's folder is this one, in it or around it."""
+        for name, folder in self._folders.items():
+            if below(str(output), folder) is not None or below(folder, str(output)) is not None:
+                self._faults.add(f"lies in the folder of ${name}, or around it", where, "leave it out, or give another folder")
 
     def _defaults_for(self, chosen: type[Settings], values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """The defaults that a stage has and does not set itself in `own`, to null neither, without those that name a later stage.
@@ -161,15 +190,13 @@ class Builder:
                 needs.append(name)
                 return self._folders[name]
             if name not in self._unknown:
-                self._faults.add(f"${name} is no earlier stage and not given", where, did_you_mean(name, [*self._folders, *self._given]))
+                later = name in self._content["stages"]
+                what = "stands behind this stage" if later else "is no earlier stage and not given"
+                fix = "put it before" if later else did_you_mean(name, [*self._folders, *self._given])
+                self._faults.add(f"${name} {what}", where, fix)
             return match[0]
 
         return REFERENCE.sub(replace, value)
-
-
-def _inside(path: Any, folder: Place) -> bool:
-    there, around = Place.of(str(path)).located, Place.of(str(folder)).located
-    return os.path.normpath(there).startswith(f"{os.path.normpath(around)}{os.sep}")
 
 
 def _identity(verb: str, settings: Settings, shared: Place) -> str:

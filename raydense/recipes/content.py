@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -15,6 +15,7 @@ from raydense.settings import put
 
 REFERENCE = re.compile(r"(?:^|(?<==))\$([A-Za-z0-9_-]+)")
 _UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError)  # what YAML's own reading of dates, numbers and tags raises, too
+_EMPTY = ("", "~", "null", "Null", "NULL", "''", '""')
 _KEYS = {"seed", "description", "given", "defaults", "stages", "sweep"}
 
 
@@ -163,7 +164,9 @@ class _GivenTwice(yaml.MarkedYAMLError):
 
 
 class _Once(yaml.SafeLoader):
-    """YAML's safe loader, which refuses a key given twice."""
+    """YAML's safe loader, which refuses a key given twice. Numbers and truth values are those of YAML 1.2: 012, 12:30, no and dates are texts."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -174,11 +177,22 @@ class _Once(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
+for _tag, _form, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.0123456789")),
+    ("merge", r"<<", ["<"]),
+):
+    _Once.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), _first)
+
+
+def load_yaml(file: str | os.PathLike[str], is_: str = "a recipe, as jobs/recipes/quickstart.yaml") -> dict[str, Any]:
+    """The keys of a YAML file, each given once; InputError where there are none, or no file: `is_` says what to give."""
     try:
         content = yaml.load(Path(file).read_text(encoding="utf-8"), _Once)
     except FileNotFoundError:
-        raise InputError("no such file", file, "give a recipe, as jobs/recipes/quickstart.yaml") from None
+        raise InputError("no such file", file, f"give {is_}") from None
     except RecursionError:
         raise InputError("nested too deeply", file, "fix the file") from None
     except (*_UNREADABLE, IsADirectoryError) as error:
@@ -197,11 +211,13 @@ def _parsed(change: str) -> tuple[str, Any]:
     if not equals:
         raise InputError("has no '='", f"--set {change}", "give stage.key=value, or seed=value")
     try:
-        value = yaml.safe_load(text) if text else ""
+        value = yaml.load(text, _Once) if text else ""
     except (*_UNREADABLE, RecursionError):
         raise InputError(f"{text[:80]!r} is not YAML", f"--set {key}", "put quotes around it") from None
     cut = re.split(r"(?:^|\s)#", text, maxsplit=1)[0].strip()
     if cut != text.strip() and (value == cut or not cut):  # YAML took the end of a text for a comment
+        return key, text
+    if value in (None, "") and cut not in _EMPTY:  # as an anchor or the head of a block: a sign to YAML alone
         return key, text
     return key, value
 
@@ -224,4 +240,6 @@ def apply(key: str, value: Any, content: dict[str, Any], where: str) -> None:
     elif key in content["given"]:
         content["given"][key] = value
     else:
+        if key in content["stages"]:
+            raise InputError("is a stage", where, f"give one of its settings, as {key}.KEY=VALUE")
         raise InputError(f"the recipe is given no {key!r}", where, did_you_mean(key, [*content["given"], "seed"]))

@@ -104,7 +104,8 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
             fault = _fault(str(path), kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
             fault = fault or _other_model(str(path), _RUNS.get((stage.verb, key), ()), earlier)
             if fault:
-                return f"{key}: {fault}"
+                by = f"; give another by --set {stage.given[key]}=PATH" if key in stage.given else ""
+                return f"{key}: {fault}{by}"
     try:
         if isinstance(stage.settings, LoopSettings):
             method_of(stage.settings).check_examples(stage.settings)
@@ -118,7 +119,7 @@ def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
     producer = _producer(path, earlier)
     if producer is None or read_manifest(producer.settings.output) is not None:
         return _not_there(path, kind, earlier)
-    part, makes = _below(path, producer.settings.output) or "", _makes(producer)
+    part, makes = below(path, producer.settings.output) or "", _makes(producer)
     if not part and makes and makes not in kind.split(" or ") and not (curves and makes == "joint"):
         of = f"; name one of its parts, as ${producer.name}/{kind.split(' or ')[-1]}" if makes == "dataset" else ""
         return f"${producer.name} is {makes}, not {kind}{of}"
@@ -135,7 +136,7 @@ def _other_model(path: str, wanted: tuple[str, ...], earlier: list[Stage]) -> st
     producer = _producer(path, earlier)
     if not wanted or producer is None or not isinstance(producer.settings, LoopSettings):
         return ""
-    part = _below(path, producer.settings.output) or ""
+    part = below(path, producer.settings.output) or ""
     made = method_of(producer.settings).models.get(part)
     if made is None or made in wanted:
         return ""
@@ -167,7 +168,7 @@ def _examples_from(path: str, earlier: list[Stage]) -> list[Stage]:
 
 
 def _producer(path: str, earlier: list[Stage]) -> Stage | None:
-    return next((one for one in earlier if _below(path, one.settings.output) is not None), None)
+    return next((one for one in earlier if below(path, one.settings.output) is not None), None)
 
 
 def _parts(settings: Settings) -> set[str]:
@@ -213,7 +214,7 @@ def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
     return f"{fault}; the output of a stage is written ${path}" if forgotten else fault
 
 
-def _below(path: str, folder: str) -> str | None:
+def below(path: str, folder: str) -> str | None:
     """What of a path stands below a folder; None where it lies elsewhere."""
     there, around = os.path.normpath(Place.of(path).located), os.path.normpath(Place.of(folder).located)
     return "" if there == around else there[len(around) + 1 :] if there.startswith(f"{around}{os.sep}") else None

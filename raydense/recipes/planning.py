@@ -119,15 +119,21 @@ def estimate_of(forecast: Forecast, rates: Rates, name: str, prices: Prices) -> 
 
 
 def total_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of what is left to do, and the stages without figures; of the memory the most. Errors of stages are independent."""
+    """The sum of what is left to do, and the stages without figures; of the memory the most. Errors of stages are independent.
+
+    Where nothing is known of the time of any stage, the total has none either.
+    """
     left = [row for row in rows if row["state"] != "done"]
     figures = [row["estimate"] for row in left]
     timed = [each for each in figures if "seconds" in each]
     errors = [each["error"] for each in timed]
-    total: dict[str, Any] = {
+    times: dict[str, Any] = {
         "seconds": round(sum(each["seconds"] for each in timed), 2),
         "error": None if None in errors else round(sum(error**2 for error in errors) ** 0.5, 2),
         "gpu_hours": round(sum(each["gpu_hours"] for each in timed), 4),
+    }
+    nothing_known = left and not timed
+    total: dict[str, Any] = ({} if nothing_known else times) | {
         "memory_bytes": max((each.get("memory_bytes", 0) for each in figures), default=0),
         "output_bytes": sum(each.get("output_bytes", 0) for each in figures),
         "unknown": [row["stage"] for row in left if "seconds" not in row["estimate"]],

@@ -154,7 +154,7 @@ def open_stages(recipe: Recipe) -> list[Stage]:
     for stage in recipe.stages:
         status, words = states[stage.name]
         if _stops(stage, status, done):
-            raise InputError(words, stage.where, "or give another --output")
+            raise _refused(recipe, stage, words)
     return [stage for stage in recipe.stages if stage.name not in done]
 
 
@@ -164,6 +164,26 @@ def _stops(stage: Stage, status: str, done: set[str]) -> bool:
     A changed stage whose inputs are yet to be made is checked when they are: made again, they may be what they were.
     """
     return status == "wrong" or (status == "changed" and done.issuperset(stage.needs))
+
+
+def _refused(recipe: Recipe, stage: Stage, words: str) -> InputError:
+    """The error of a stage whose folder holds something made from something else: it names what was made from it, which is to go, too."""
+    made = [one.settings.output for one in _behind(recipe, stage) if _is_there(one)]
+    also = f"; with it what was made from it: {', '.join(made)}" if made else ""
+    return InputError(words + also, stage.where, "or give another --output")
+
+
+def _behind(recipe: Recipe, stage: Stage) -> list[Stage]:
+    """The stages that read what this one makes, and those that read what they make."""
+    found: dict[str, Stage] = {}
+    for one in recipe.stages:
+        if any(need == stage.name or need in found for need in one.needs):
+            found[one.name] = one
+    return list(found.values())
+
+
+def _is_there(stage: Stage) -> bool:
+    return read_manifest(stage.settings.output) is not None or begun_from(Place.of(stage.settings.output)) is not None
 
 
 def refuse_wrong(recipe: Recipe) -> None:
@@ -183,13 +203,27 @@ def _judged(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield ("wrong", fault) if fault else (status, words)
 
 
+def _followed(recipe: Recipe, judged: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The same, where what is done is `changed` if something that it was made from is: a run would make it again."""
+    changed: set[str] = set()
+    found = []
+    for stage, (status, words) in zip(recipe.stages, judged, strict=True):
+        from_ = next((need for need in stage.needs if need in changed), "")
+        if status == "done" and from_:
+            status, words = "changed", f"made from {from_}, which may change"
+        if status == "changed":
+            changed.add(stage.name)
+        found.append((status, words))
+    return found
+
+
 def plan(recipe: Recipe, measured: Measured | None = None, prices: Prices | None = None) -> list[dict[str, Any]]:
     """A row per stage: name, verb, state, whether a run stops there, words on it, what it will need, and the seconds that it took so far.
 
     `estimate` has the figures of a stage that is not done, by the stored rates unless others were measured; see `estimate_of`.
     """
     measured = measured or Measured(Rates(stored_rates()))
-    took, judged = _seconds(recipe.output), list(_judged(recipe))
+    took, judged = _seconds(recipe.output), _followed(recipe, list(_judged(recipe)))
     done = {stage.name for stage, (status, _) in zip(recipe.stages, judged, strict=True) if status == "done"}
     rows = []
     settings, names = [stage.settings for stage in recipe.stages], [stage.name for stage in recipe.stages]
@@ -217,18 +251,18 @@ def run(recipe: Recipe) -> Iterator[tuple[Stage, Any, float]]:
     open_stages(recipe)
     refuse_wrong(recipe)
     for number, stage in enumerate(recipe.stages, 1):
-        yield stage, *run_stage(stage, recipe.output, f"[{number}/{len(recipe.stages)}] {stage.name}")
+        yield stage, *run_stage(stage, recipe, f"[{number}/{len(recipe.stages)}] {stage.name}")
 
 
-def run_stage(stage: Stage, output: Place, label: str) -> tuple[Any, float]:
-    """One stage's artifact and its seconds, which are kept in `output`; see `run`."""
-    took = _seconds(output)
+def run_stage(stage: Stage, recipe: Recipe, label: str) -> tuple[Any, float]:
+    """One stage's artifact and its seconds, which are kept in the recipe's output; see `run`."""
+    took = _seconds(recipe.output)
     status, words = state(stage)
     if status == "done":
         say(f"{label}: done before")
         return Artifact.open(stage.settings.output), took.get(stage.name, 0.0)
     if status == "changed":
-        raise InputError(words, stage.where, "or give another --output")
+        raise _refused(recipe, stage, words)
     say(f"{label}: {stage.verb}{' continues, ' + words if status == 'begun' else ''}")
     begun = time.monotonic()
     try:
@@ -236,7 +270,7 @@ def run_stage(stage: Stage, output: Place, label: str) -> tuple[Any, float]:
     finally:
         before = took.get(stage.name, 0.0) if status == "begun" else 0.0
         took[stage.name] = before + time.monotonic() - begun
-        _keep_seconds(output, took)
+        _keep_seconds(recipe.output, took)
     say(f"{label}: done in {duration(time.monotonic() - begun)}")
     return artifact, took[stage.name]
 

@@ -14,6 +14,7 @@ from raydense.data.settings import ImportSettings, SampleSettings
 from raydense.data.slices import slice_corpus, slice_qrels, slice_queries
 from raydense.forecast import Holds, Known, lists_of
 from raydense.mining.settings import LabelSettings, MineSettings
+from raydense.recipes.inputs import below
 from raydense.recipes.stage import Stage
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.settings import Settings
@@ -174,7 +175,7 @@ class Small:
         examples = [settings.value_of(key) for key in ("examples", "more_examples") if key in settings.inputs()]
         there = sum(_rows(str(folder)) for folder in examples if folder) if examples else _rows(settings.corpus)
         unit = settings.workers * settings.accumulation
-        changes: dict[str, Any] = {"max_steps": self.steps.get(stage.name, 2)}
+        changes: dict[str, Any] = {"max_steps": self.steps.get(stage.name, 2), "track": "none"}
         if there < settings.batch_size:
             changes["batch_size"] = max(1, there // unit) * unit
         if isinstance(settings, MeasuredSettings) and settings.dev:
@@ -184,12 +185,6 @@ class Small:
             changes |= {"refresh.unit": "steps", "refresh.every": (changes["max_steps"] - 1) // 2}
             changes |= {f"refresh.{name}": None for name in refresh.margins}
         return changes
-
-
-def below(path: str, folder: str) -> str | None:
-    """What of a path stands below a folder; None where it lies elsewhere."""
-    there, around = Place.of(path).located, Place.of(folder).located
-    return "" if there == around else there[len(around) + 1 :] if there.startswith(f"{around}/") else None
 
 
 def _rows(folder: str) -> int:

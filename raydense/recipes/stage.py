@@ -72,6 +72,8 @@ class Stage:
     needs: tuple[str, ...]
     folders: tuple[str, ...] = ()
     """The outputs of the stages that it needs."""
+    given: dict[str, str] = field(default_factory=dict, compare=False)
+    """The keys whose values the recipe is given, with the names that `--set` changes them by."""
     where: str = field(default="", compare=False)
     """What errors name it by: the recipe and its key there."""
 

@@ -208,7 +208,7 @@ def run_suite(suite: Suite) -> dict[str, Exception]:
             continue
         try:
             for stage in member.recipe.stages:
-                run_stage(stage, member.recipe.output, f"{label}: {stage.name}")
+                run_stage(stage, member.recipe, f"{label}: {stage.name}")
         except Exception as error:
             failed[member.name] = error
             say_error(f"{label}: failed: {why(error)}")

@@ -206,7 +206,7 @@ def _trial(
 
 def _folder(name: str) -> str:
     """A name of a folder for a trial; of long values it has a digest, as file systems take 255 bytes."""
-    plain = re.sub(r"[^A-Za-z0-9.=_-]+", "-", name)
+    plain = re.sub(r"[^\w.=-]+", "-", name)
     return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 9]}-{digest_of(name)[:8]}"
 
 

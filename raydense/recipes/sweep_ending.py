@@ -69,7 +69,10 @@ def _save(running: dict[str, Trial]) -> None:
 
 def _trainings(trials: list[Trial]) -> set[str]:
     """The work of the trainings under way that are at a step."""
-    stages = [left[0] for trial in trials if (left := open_stages(trial.recipe))]
+    stages = []
+    for trial in trials:
+        with suppress(InputError):  # whose folder was changed meanwhile: the others save all the same
+            stages += open_stages(trial.recipe)[:1]
     works = {str(Place.of(stage.settings.output) / WORK) for stage in stages if isinstance(stage.settings, LoopSettings)}
     return {work for work in works if start_line(Place.of(work)) is not None}
 

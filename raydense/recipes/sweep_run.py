@@ -213,7 +213,7 @@ def _stages(trial: Trial, here: _Here) -> Iterator[str]:
             with _alone(stage):
                 if state(stage)[0] != "done":
                     try:
-                        _, seconds = run_stage(stage, trial.recipe.output, label)
+                        _, seconds = run_stage(stage, trial.recipe, label)
                     except Exception as error:
                         say_error(f"failed: {why(error)}")
                         raise

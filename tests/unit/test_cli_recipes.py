@@ -105,6 +105,55 @@ def test_what_was_made_from_something_else_is_refused_before_the_first_stage(her
     assert "changed  made from something else" in out
 
 
+CHAIN = """
+stages:
+  data: {do: sample, passages: 200, train_queries: 50, dev_queries: 10, test_queries: 10}
+  one: {do: perturb, kind: typo, queries: $data/queries}
+  two: {do: perturb, kind: typo, queries: $one}
+  three: {do: perturb, kind: typo, queries: $two}
+  other: {do: perturb, kind: typo, queries: $data/queries}
+"""
+
+
+def test_a_changed_stage_names_all_that_was_made_from_it(here, capsys):
+    (here / "r.yaml").write_text(CHAIN)
+    for stage in Recipe.read("r.yaml", "out").stages:
+        stage.run()
+    code, _, err = call(capsys, "run", "r.yaml", "--output", "out", "--set", "one.rate=0.3")
+    assert code == 2
+    assert "delete out/one to make it again; with it what was made from it: out/two, out/three; or give" in err[-1]
+    code, out, err = call(capsys, "plan", "r.yaml", "--output", "out", "--set", "one.rate=0.3")
+    assert (code, len(err)) == (2, 1)
+    rows = [line.split(maxsplit=3) for line in out.partition("\n\n")[0].splitlines()]
+    assert [row[2] for row in rows] == ["done", "changed", "changed", "changed", "done"]
+    assert rows[3][3].startswith("made from two, which may change")
+
+    shutil.rmtree("out/one")  # and no more than that: the stage is made, and the next names what is left
+    code, _, err = call(capsys, "run", "r.yaml", "--output", "out", "--set", "one.rate=0.3")
+    assert code == 2
+    assert "stages.two: made from something else" in err[-1]
+    assert "delete out/two to make it again; with it what was made from it: out/three; or" in err[-1]
+    for name in ("two", "three"):
+        shutil.rmtree(f"out/{name}")
+    assert [stage.name for stage, _, _ in run(Recipe.read("r.yaml", "out", ("one.rate=0.3",)))] == ["data", "one", "two", "three", "other"]
+
+
+def test_a_plan_of_which_nothing_is_known_has_no_times(here, capsys):
+    (here / "r.yaml").write_text("stages: {data: {do: import, format: beir, input: nowhere}}")
+    code, out, _ = call(capsys, "plan", "r.yaml", "--output", "out", "--json")
+    total = json.loads(out)["total"]
+    assert (code, total["unknown"]) == (2, ["data"])
+    assert not total.keys() & {"seconds", "error", "gpu_hours"}
+    assert "total" not in call(capsys, "plan", "r.yaml", "--output", "out")[1]
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_an_empty_output_is_refused(here, capsys, verb):
+    assert call(capsys, verb, "r.yaml", "--output", "")[2] == [
+        "raydense: --output: is empty; give the folder for the outputs of all stages"
+    ]
+
+
 def test_a_plan_to_make_deleted_inputs_again_ends_with_0(here, capsys):
     data = "{do: sample, passages: 200, train_queries: 50, dev_queries: 10, test_queries: 10}"
     (here / "r.yaml").write_text(f"stages:\n  data: {data}\n  words: {{do: index, kind: bm25, corpus: $data/corpus}}\n")

@@ -34,7 +34,7 @@ def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
     assert fixable(OSError(errno.ENOSPC, "No space left on device", "/out/f"))[0] == 1
     assert fixable(PermissionError(errno.EACCES, "Permission denied", "/out/f")) == (
         2,
-        "/out/f: permission denied; choose a folder that you may write",
+        "/out/f: permission denied; give another path, or yourself the right to read and write it",
     )
 
 

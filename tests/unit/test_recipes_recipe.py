@@ -89,6 +89,10 @@ def test_changes_from_the_command_line(recipe):
             "$dta/corpus\n  train",
             "stages.words.corpus: $dta is no earlier stage and not given; did you mean 'data'?",
         ),
+        ("do: index", "do: index\n    bm25.k1: 2", "stages.words.bm25.k1: is a key of a group; write bm25: {k1: VALUE}"),
+        ("$data/corpus", "$words/corpus", "stages.words.corpus: $words stands behind this stage; put it before"),
+        ("tau: 0.05", "tau: $data", "given.tau: names $data; a given value names nothing else"),
+        ("kind: bm25", "kind: bm25\n    output: out/data/words", "stages.words.output: lies in the folder of $data, or around it"),
         ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
         ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
         (
@@ -231,9 +235,15 @@ def test_a_base_may_be_the_name_of_a_recipe_that_comes_along(tmp_path):
         ("'Run #2'", "Run #2"),
         ("a#b", "a#b"),
         ("1e-5", "1e-5"),
+        ("012", "012"),
+        ("12:30", "12:30"),
+        ("no", "no"),
+        ("2024-01-02", "2024-01-02"),
+        ("|", "|"),
+        ("&x", "&x"),
     ],
 )
-def test_a_number_sign_of_the_command_line_begins_no_comment(recipe, text, value):
+def test_a_text_of_the_command_line_stays_what_it_is(recipe, text, value):
     assert Recipe.read(recipe, "out", (f"report.title={text}",)).stages[-1].settings.title == value
 
 
@@ -257,12 +267,23 @@ def test_an_output_in_the_source_of_its_recipe_is_wrong_before_anything_is_writt
     [
         ("trian.lr=1", "no stage 'trian'; did you mean 'train'"),
         ("nothing=1", "the recipe is given no 'nothing'; known: seed, tau"),
+        ("words=3", "--set words=3: is a stage; give one of its settings, as words.KEY=VALUE"),
+        ("report.title=2024", """put quotes around it; with --set, inside others: KEY='"..."'"""),
         ("train.lr", "has no '='; give stage.key=value"),
     ],
 )
 def test_a_change_of_what_is_not_there_is_refused(recipe, change, message):
     with pytest.raises(InputError, match=message):
         Recipe.read(recipe, "out", (change,))
+
+
+def test_a_value_that_is_to_be_given_says_how(recipe, tmp_path):
+    recipe.write_text(RECIPE.replace("tau: 0.05", "tau: 0.05\n  mine:").replace("examples: mine", "examples: $mine"))
+    with pytest.raises(InputError, match=r"stages\.train\.examples: missing; give it by --set mine=VALUE, or in given$"):
+        Recipe.read(recipe, "out")
+    found = plan(Recipe.read(recipe, tmp_path / "out", ("mine=nowhere",)))
+    assert "nowhere: no such folder" in found[2]["note"]
+    assert "give another by --set mine=PATH" in found[2]["note"]
 
 
 def test_state_follows_the_folder(recipe, tmp_path):
@@ -623,7 +644,7 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path):
         Recipe.read(tmp_path / "recipe.yaml", "out")
 
 
-@pytest.mark.parametrize("value", ["2024-13-45", "!!int abc", "1" * 4_301, "!!bool maybe", "!!timestamp soon"])
+@pytest.mark.parametrize("value", ["!!int abc", "1" * 4_301, "!!bool maybe", "!!timestamp soon"])
 def test_what_yaml_itself_cannot_read_is_refused(recipe, tmp_path, value):
     (tmp_path / "odd.yaml").write_text(f"stages:\n  data: {value}\n")
     with pytest.raises(InputError, match=r"odd\.yaml: not YAML: "):

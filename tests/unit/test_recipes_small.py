@@ -18,7 +18,7 @@ RECIPE = """
 stages:
   data: {do: sample, passages: 3000}
   retriever: {do: train, objective: retriever, model: tiny, corpus: $data/corpus, queries: $data/queries, examples: $data/examples,
-    batch_size: 64, epochs: 4, refresh: {every: 1, unit: epochs, mode: MODE, absolute_margin: 0.1}}
+    batch_size: 64, epochs: 4, track: wandb, refresh: {every: 1, unit: epochs, mode: MODE, absolute_margin: 0.1}}
 """
 
 
@@ -33,6 +33,7 @@ def test_a_training_renews_its_negatives_at_small_size_too(tmp_path: Path, mode:
     made_small.finish(64)
     settings = Small(Place.of(tmp_path / "small"), recipe.stages, Known(), 0.1, 0.1, 1, {"retriever": steps}).settings(stage)
     assert isinstance(settings, TrainSettings)
+    assert settings.track == "none"
     assert steps <= settings.max_steps <= max(4, steps)
     refresh = settings.refresh  # type: ignore[attr-defined]
     assert refresh.unit == "steps"

@@ -130,7 +130,7 @@ def test_a_key_may_have_lists(tmp_path):
 
 def test_a_key_may_have_dates(tmp_path):
     text = with_sweep("sweep:\n  base: [2024-01-01, 2024-02-01]\n").replace("$base", "$base/model")
-    assert [trial.name for trial in read(write(tmp_path, text)).trials] == ['base="2024-01-01"', 'base="2024-02-01"']
+    assert [trial.name for trial in read(write(tmp_path, text)).trials] == ["base=2024-01-01", "base=2024-02-01"]
 
 
 def test_a_number_crossed_with_words_has_a_line_for_each_word(tmp_path):
@@ -360,6 +360,14 @@ def test_a_swept_recipe_needs_a_report_and_no_change_of_what_is_swept(tmp_path):
             write(tmp_path, with_sweep("sweep: {variants: {low: {train.alpha: 0.1}, high: {train.alpha: 0.5}, same: {}}}")),
             changes=("train.alpha=3",),
         )
+
+
+def test_variants_in_other_scripts_have_folders_of_their_own(tmp_path):
+    names = [
+        t.recipe.output.name
+        for t in read(write(tmp_path, with_sweep("sweep: {variants: {有噪声: {}, 无噪声的: {train.alpha: 0.5}}}"))).trials
+    ]
+    assert names == ["有噪声", "无噪声的"]
 
 
 def test_a_trial_of_long_values_has_a_folder_that_can_be_made(tmp_path):

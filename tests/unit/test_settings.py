@@ -80,6 +80,9 @@ def test_a_list_that_is_too_short_says_how_many_it_needs():
 def test_words_and_pairs_are_read_from_text():
     settings = EvaluateSettings.read({"run": "a", "qrels": "q", "metrics": "nDCG@10 RR@10", "output": "o"})
     assert settings.metrics == ["nDCG@10", "RR@10"]
+    shown = "P(judged_only=True,rel=2)@5"  # as ir-measures writes it
+    for given in (f"{shown} RR@10", f"{shown},RR@10", (shown, "RR@10"), [shown, "RR@10"]):
+        assert EvaluateSettings.read({"run": "a", "qrels": "q", "metrics": given, "output": "o"}).metrics == [shown, "RR@10"]
     assert EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "concurrency": "1,4"}).concurrency == (1, 4)
 
 
