@@ -41,6 +41,15 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None) -> dict[s
     return {**judged, **drawn}
 
 
+def without_drawn(split: str, examples: pa.Table, drawn: dict[str, pa.Table], queries: pa.Table | None) -> pa.Table:
+    """The examples of `split` without those that ask what was drawn into another split than that and train; a training would see its labels."""
+    others = [table["query_id"] for part, table in drawn.items() if part not in (split, "train")]
+    if not others:
+        return examples
+    of_examples, of_others = np.split(questions_of(_joined([examples["query_id"], *others]), queries), [len(examples)])
+    return examples.filter(pa.array(~np.isin(of_examples, of_others)))
+
+
 def _joined(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
 

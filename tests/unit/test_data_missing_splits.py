@@ -140,3 +140,43 @@ def test_an_import_draws_them_and_a_plan_foresees_them(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
     assert set(manifest["summary"]["parts"]) == {"corpus", "queries", *made}
+
+
+@pytest.mark.parametrize("chosen", [{"fill_splits": True}, {"hidden": {"share": 0.5}}, {"fill_splits": True, "hidden": {"share": 0.5}}])
+def test_examples_of_queries_that_were_drawn_or_hidden_are_left_out(chosen: dict, tmp_path: Path, capfd) -> None:
+    """A training on them would train on the labels of dev, test or hidden."""
+    context = {"title": "", "text": "good"}
+    entries = [
+        {"question": f"who {n}", "positive_ctxs": [context], "hard_negative_ctxs": [context | {"text": f"bad {n}"}]} for n in range(40)
+    ]
+    (source := tmp_path / "in").mkdir()
+    for name, part in (
+        ("train", entries),
+        ("more", entries[:20]),
+        ("dl19", [one | {"question": f"dl {one['question']}"} for one in entries]),
+    ):
+        (source / f"{name}.json").write_text(json.dumps(part))
+    made = import_dataset(ImportSettings(format="dpr", input=str(source), output=str(tmp_path / "out"), **chosen)).path
+    judged_ = {
+        part: ids(read_table(made / "qrels" / part, "qrels")) for part in ("dev", "test", "hidden") if (made / "qrels" / part).exists()
+    }
+    drawn = set.union(*judged_.values())
+    assert drawn
+    examples = {name: ids(read_table(made / "examples" / name, "examples")) for name in ("train", "more", "dl19")}
+    train = ids(read_table(made / "qrels/train", "qrels"))
+    assert examples["train"] == train
+    assert examples["more"] == ids(read_table(made / "qrels/more", "qrels")) - drawn
+    assert len(examples["dl19"]) == 40
+    assert f"import examples/train: left out {len(drawn)} of 40 examples" in capfd.readouterr().err
+
+
+def test_examples_of_a_text_that_was_drawn_are_left_out(tmp_path: Path) -> None:
+    """The same question under another id, as in triples of ids."""
+    (source := tmp_path / "in").mkdir()
+    (source / "collection.tsv").write_text("".join(f"{n}\tpassage {n}\n" for n in range(60)))
+    (source / "queries.train.tsv").write_text("".join(f"{n}\tquestion {n % 30}\n" for n in range(60)))
+    (source / "qrels.train.tsv").write_text("".join(f"{n}\t0\t{n}\t1\n" for n in range(30)))
+    (source / "qidpidtriples.train.tsv").write_text("".join(f"{n}\t{n - 30}\t{n}\n" for n in range(30, 60)))
+    made = import_dataset(ImportSettings(format="msmarco", input=str(source), output=str(tmp_path / "out"), fill_splits=True)).path
+    train = {int(one) for one in ids(read_table(made / "qrels/train", "qrels"))}
+    assert {int(one) - 30 for one in ids(read_table(made / "examples/train", "examples"))} == train

@@ -18,7 +18,7 @@ from raydense.data.formats.ranking import Tables, Where, write_run
 from raydense.data.hidden_labels import hide_labels
 from raydense.data.lookup import IdLookup
 from raydense.data.margins import HardNegatives
-from raydense.data.missing_splits import fill_splits
+from raydense.data.missing_splits import fill_splits, without_drawn
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
@@ -57,7 +57,8 @@ class Intake:
     `store` is the corpus: the imported one, or that of the settings; without a corpus, passage ids are not checked.
     With `strict` off, passages without text are kept, and so are judgements of passages that the corpus does not have. With
     `titles` off, the corpus has texts alone.
-    With `fill_splits` or `hidden` the judgements are held until `finish`, which draws the splits that are missing, and hides some.
+    With `fill_splits` or `hidden` the judgements and examples are held until `finish`, which draws the splits that are missing, and
+    hides some; examples of queries that were drawn or hidden are left out.
     `hard_negatives` is for formats whose files have more negatives than a training wants.
     """
 
@@ -69,6 +70,7 @@ class Intake:
         self.parts = 0
         self._fill, self._hidden = settings.fill_splits, settings.hidden
         self._held: dict[str, pa.Table] | None = {} if settings.fill_splits or settings.hidden else None
+        self._examples: list[tuple[str, pa.Table]] = []
         self._queries: pa.Table | None = None
 
     def refuse_corpus(self, path: Path) -> None:
@@ -133,7 +135,7 @@ class Intake:
             self.parts += 1
 
     def finish(self) -> Artifact:
-        """Finish the data set, with the splits of judgements that were held and those drawn from them."""
+        """Finish the data set, with the splits of judgements that were held and those drawn from them, and the examples that were held."""
         if self._held is not None:
             splits = fill_splits(self._held, self._queries) if self._fill else self._held
             splits = hide_labels(splits, self._queries, self._hidden) if self._hidden else splits
@@ -141,6 +143,14 @@ class Intake:
                 if split not in self._held:
                     say(f"import qrels/{split}: {pc.count_distinct(table['query_id']).as_py():,} queries, drawn from another split")
                 self._table(f"qrels/{split}", "qrels", table)
+            drawn = {split: table for split, table in splits.items() if split not in self._held}
+            for split, table in self._examples:
+                kept = without_drawn(split, table, drawn, self._queries)
+                if left := len(table) - len(kept):
+                    say(
+                        f"import examples/{split}: left out {left:,} of {len(table):,} examples, whose queries came to {' and '.join(drawn)}"
+                    )
+                self._write_examples(split, kept)
         return self.dataset.finish()
 
     def run(self, name: str, tables: Tables, at: Where) -> None:
@@ -182,6 +192,14 @@ class Intake:
         if left:
             say(f"import examples/{split}: left out {left:,} passages that an example has already, or as a positive")
             table = _without_emptied(given, table, split)
+        if self._held is None:
+            self._write_examples(split, table)
+        else:
+            self._examples.append((split, table))
+            self.parts += 1
+
+    def _write_examples(self, split: str, table: pa.Table) -> None:
+        assert self.store is not None
         self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
     def rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
