@@ -116,11 +116,13 @@ class _Judged:
         queries = read_table(settings.queries, "queries", ["query_id", "text"])
         self.store = PassageStore(settings.corpus)
         self.positives = Positives.of(qrels, self.store, settings.qrels)
+        self.store.say_lacking("annotate", self.positives.lacking, len(qrels), settings.qrels)
+        qrels = self.store.known_judgements(qrels, settings.qrels)
         self.query_ids: pa.Array = self.positives.query_ids
         self.texts = queries["text"].take(pa.array(query_positions(self.query_ids, queries, settings.qrels))).combine_chunks()
         self.lookup = IdLookup(self.query_ids)
         self.pool = Pool(runs, self.query_ids, self.store, settings.depth, settings.qrels)
-        row = self.store.known_rows(qrels["passage_id"], settings.qrels)
+        row = self.store.rows_of(qrels["passage_id"])
         pairs = self.lookup.positions_of_rows(qrels["query_id"]) * len(self.store) + row
         order = np.argsort(pairs, kind="stable")
         self._pairs, self._relevance = pairs[order], qrels["relevance"].to_numpy()[order]

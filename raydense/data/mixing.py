@@ -96,6 +96,10 @@ def _read(settings: MixSettings) -> tuple[list[PassageStore], list[_Source]]:
         judged = read_table(qrels[name], "qrels") if name in qrels else None
         if judged is not None:
             query_positions(judged["query_id"], queries, qrels[name])
+            known = store.known_judgements(judged, qrels[name])
+            if len(settings.corpus) > 1:  # only the joined corpus has other ids
+                store.say_lacking("mix", len(judged) - len(known), len(judged), qrels[name])
+                judged = known
         if name in runs:
             store.refuse_rows_of_another(Artifact.open(runs[name], "run"))
         sources.append(_Source(name, queries, examples, judged, runs.get(name), number))
@@ -141,7 +145,8 @@ def _rows_named(store: PassageStore, sources: list[_Source]) -> Rows:
         for key in _LISTS:
             named[_flat(one.examples[key])] = True
         if one.qrels is not None:
-            named[store.known_rows(one.qrels["passage_id"], "qrels")] = True
+            rows = store.rows_of(one.qrels["passage_id"])
+            named[rows[rows >= 0]] = True
         found = 0
         for hits in _hits(one):
             named[store.known_rows(hits["passage_id"], one.run)] = True

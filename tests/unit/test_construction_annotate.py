@@ -129,6 +129,13 @@ def test_the_first_of_each_query_are_chosen_whatever_the_order_of_the_pool(data)
     assert list(zip(found.at.tolist(), (found.like < 0).tolist(), strict=True)) == expected
 
 
+def test_judgements_of_passages_that_the_corpus_lacks_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = annotate(world_of(tmp_path / "all", qrels=[("q", "p99", 1), *QRELS, ("q", "p98", 0)]))
+    assert read_pairs(made) == read_pairs(annotate(world_of(tmp_path / "known")))
+    said = f"annotate: 2 of 6 judgements of {tmp_path / 'all/run0/qrels'} name passages that the corpus lacks: left out"
+    assert said in capsys.readouterr().err
+
+
 def test_repeats_name_the_passage_that_they_repeat_and_are_not_asked(tmp_path: Path) -> None:
     made = annotate(world_of(tmp_path, keep=3))
     rows = {(row["query_id"], row["passage_id"]): row for row in read_pairs(made)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,9 @@ from raydense.data.formats.json_maps import json_pairs
 from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import PassageStore
-from raydense.data.tables import read_table
+from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.storage import Artifact
+from raydense.storage import Artifact, Draft
 
 TEXTS = ["太阳花播种时间:春、夏、秋", "将剪来的太阳花嫩枝头", '花卉\u2028名称 "花"', "一般用自带浏览器", "微信里面能调出app", "第六段"]
 IDS = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS]
@@ -97,6 +98,14 @@ def test_the_baselines_folder(tmp_path):
         *("corpus", "queries", "run", "qrels/dev", "qrels/train", "examples/dual.train", "examples/cross.train")
     }
     assert import_corpus("dureader", tmp_path / "in", tmp_path / "alone").files == Artifact.open(out / "corpus").files
+
+
+def test_parts_are_joined_in_the_order_of_their_numbers(tmp_path):
+    for part in range(12):
+        put(tmp_path / f"in/part-{part}", f"null\t\ttext {part}\t0\n")
+    put(tmp_path / "in/passage2id.map.json", json.dumps({str(part): f"id {part}" for part in range(12)}))
+    made = import_corpus("dureader", tmp_path / "in", tmp_path / "out")
+    assert corpus(made.path) == [(f"id {part}", "", f"text {part}") for part in range(12)]
 
 
 def test_judgements_of_train_are_the_positives_of_all_training_files(tmp_path):
@@ -240,6 +249,14 @@ BAD = {
         '{"question_id": "q", "question": "x"}\n{"question_id": "q", "question": "y"}',
         r"dev\.json:2: query 'q' has another text than at \S+dev\.json:1",
     ),
+    "a map with half of a surrogate pair": (MAP, '{"0": "a",\n"1": "\\ud800"}', r"map\.json:2: holds half of a surrogate pair; correct it"),
+    "an id with half of a surrogate pair": ("dev/q2qid.dev.json", '{"x":\n"q",\n"\\ud800": "r"}', r"q2qid\.dev\.json:3: holds half of"),
+    "a run with half of a surrogate pair": (
+        "auxiliary/res.json",
+        f'{{"{QID["dev"]}": ["{IDS[0]}"],\n"{QID["test1"]}": ["\\ud83d\\ude00", "\\ud83d"]}}',
+        r"res\.json:2: holds half of",
+    ),
+    "a run of a query with half of one": ("auxiliary/res.json", '{"q\\uDFFF": ["p"]}', r"res\.json:1: holds half of a surrogate pair"),
     "an id that is a list": ("dev/q2qid.dev.json", '{"x":\n["q"]}', r"q2qid\.dev\.json:1: maps 'x' to \['q'\], not to an id"),
     "a text that the collection lacks": (
         DUAL,
@@ -307,6 +324,44 @@ def test_what_the_files_cannot_hold_is_refused(tmp_path, capfd):
     assert [json.loads(line)["answer_paragraphs"] for line in (folder / "test/test.json").open()] == [
         [{"paragraph_id": "p", "paragraph_text": "T a b"}]
     ]
+
+
+def test_a_query_without_an_answer_is_not_one_without_judgements(tmp_path, capfd):
+    put(tmp_path / "in/corpus.jsonl", '{"_id": "p", "text": "a"}\n')
+    put(tmp_path / "in/queries.jsonl", "".join(f'{{"_id": "q{n}", "text": "x{n}"}}\n' for n in range(4)))
+    put(tmp_path / "in/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tp\t1\nq1\tp\t0\nq2\tother\t1\n")
+    given = {"format": "beir", "input": str(tmp_path / "in"), "output": str(tmp_path / "data"), "strict": False}
+    import_dataset(ImportSettings.read(given))
+    folder = exported(tmp_path / "out", dataset=tmp_path / "data")
+    asked = {split: [json.loads(line)["question_id"] for line in (folder / f"{split}/{split}.json").open()] for split in ("test", "test1")}
+    assert asked == {"test": ["q0"], "test1": ["q3"]}
+    said = capfd.readouterr().err
+    assert f"export test: 1 of 2 judgements of {tmp_path / 'data/qrels/test'} name passages that the corpus lacks: left out" in said
+    assert "export test: leaves out 2 queries, of which no judgement is left" in said
+
+
+def test_a_split_of_the_name_of_the_collection_is_refused(tmp_path):
+    first = imported(baseline(tmp_path / "in", train=False), tmp_path / "first")
+    with pytest.raises(InputError, match="a split called passage-collection would lie in the folder of the passages; rename that split"):
+        exported(tmp_path / "out", dataset=first, qrels=f"passage-collection={first / 'qrels/dev'}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_examples_of_queries_that_were_removed_are_left_out(tmp_path, capfd):
+    folder = baseline(tmp_path / "in")
+    with open(folder / "train/dual.train.tsv", "a", encoding="utf-8") as stream:
+        stream.write(f"又一个问题\t\t{TEXTS[0]}\t\t{TEXTS[2]}\t0\n")
+    first = imported(folder, tmp_path / "first")
+    kept = [row for row in judged(first / "qrels/train") if row[1] == IDS[0]]
+    draft = Draft.open(tmp_path / "clean", "qrels", {})
+    commit_table(
+        draft, "qrels.parquet", pa.table({name: [row[i] for row in kept] for i, name in enumerate(("query_id", "passage_id", "relevance"))})
+    )
+    draft.finish(len(kept))
+    files = exported(tmp_path / "files", dataset=first, qrels=f"train={tmp_path / 'clean'}")
+    assert "export: leaves out 1 of 2 examples of dual.train, of these queries" in capfd.readouterr().err
+    assert (files / "train/dual.train.tsv").read_text(encoding="utf-8") == f"又一个问题\t\t{TEXTS[0]}\t\t{TEXTS[2]}\t0\n"
+    assert (files / "train/cross.train.tsv").read_text(encoding="utf-8") == ""
 
 
 def test_tabs_and_line_breaks_of_passages_become_a_blank(tmp_path, capfd):

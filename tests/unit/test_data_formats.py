@@ -118,6 +118,7 @@ def test_only_the_corpus(tmp_path: Path) -> None:
     assert corpus.kind == "corpus"
     assert corpus.rows == 3
     assert PassageStore(corpus.path).shards == [(0, 2), (2, 3)]
+    assert import_corpus("beir", tmp_path / "in/corpus.jsonl", tmp_path / "file", shard_rows=2).files == corpus.files
     with pytest.raises(InputError, match="format 'trec' has no corpus of its own"):
         import_corpus("trec", tmp_path / "in", tmp_path / "d")
 
@@ -155,6 +156,33 @@ def test_a_list_in_one_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytes
     assert next(objects)[1] == rows[0]
     assert sum(read) < size / 10
     assert [value for _, value in objects] == rows[1:]
+
+
+@pytest.mark.parametrize("size", [8, 1_000])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"a": 1},\n{"b": 2},', "train.json:2: a JSON list that does not end"),
+        ('[{"a": 1}', "train.json:1: a JSON list that does not end"),
+        ('{"a": 1}\n]', "train.json:2: not JSON"),
+        ('[{"a": 1}]\n]', "train.json:1: not JSON"),
+        ("[]", "train.json: holds no object"),
+    ],
+)
+def test_a_list_that_is_cut_short_is_refused(text: str, message: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK_BYTES", size)
+    path = tmp_path / "train.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        list(lines.json_objects(path))
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}, {"b": 2}]', ' [ {"a": 1},\n{"b": 2} ]\n\n', '{"a": 1}\n{"b": 2}', '{"a": 1}\n\n{"b": 2}\n'])
+def test_a_list_and_lines_of_objects(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.json").write_text(text)
+    for size in (2, 5, 8, 1_000):
+        monkeypatch.setattr(lines, "BLOCK_BYTES", size)
+        assert [value for _, value in lines.json_objects(tmp_path / "train.json")] == [{"a": 1}, {"b": 2}]
 
 
 def _counting(opened: Callable[..., Any], read: list[int]) -> Callable[..., Any]:
@@ -737,6 +765,15 @@ def test_dpr_entries_that_cannot_be_trained_on_are_left_out(tmp_path: Path, capf
         imported("dpr", tmp_path / "train.json", tmp_path / "none")
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_first_answers_that_a_question_has_count(order: int, tmp_path: Path) -> None:
+    given_: list[list[str]] = [[], ["x"], ["y"]][::order]
+    for number, answers in enumerate(given_):
+        put_json(tmp_path / f"in/{number}.json", {**dpr_entry("who?", "a", "b"), "answers": answers})
+    out = imported("dpr", tmp_path / "in", tmp_path / "out")
+    assert [row["answers"] for row in table(out / "queries", "queries")] == [next(filter(None, given_))]
+
+
 def test_dpr_files_are_the_same_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -860,6 +897,17 @@ def test_bad_dpr(tmp_path: Path) -> None:
         (tmp_path / "train.json").write_text(json.dumps([entry, bad], indent=1))
         with pytest.raises(InputError, match=message):
             imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    for wrong, message in (
+        ("\ud800", "'passage_id' holds half of a surrogate pair"),
+        (["x"], r"'passage_id' is \[\"x\"\], not a string or a whole number"),
+        (True, "'passage_id' is true, not a string or a whole number"),
+    ):
+        (tmp_path / "train.json").write_text(json.dumps([{**entry, "positive_ctxs": [{"title": "", "text": "a", "passage_id": wrong}]}]))
+        with pytest.raises(InputError, match=rf"train\.json:1: {message}"):
+            imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    put(tmp_path / "qa.csv", "what?\t['a']", "who?\t['\\ud800']")
+    with pytest.raises(InputError, match=r"qa\.csv:2: the answers are .*, not a list of strings"):
+        imported("dpr", tmp_path / "qa.csv", tmp_path / "out")
     (tmp_path / "train.json").write_text(json.dumps([entry])[:-20])
     with pytest.raises(InputError, match=r"train\.json:1: not JSON"):
         imported("dpr", tmp_path / "train.json", tmp_path / "out")

@@ -236,6 +236,10 @@ BAD = {
         {"queries": {"_id": ["q"], "text": ["?"], "answers": ["x"]}},
         r"column 'answers' is string, which does not",
     ),
+    "a null among answers": (
+        {"queries": {"_id": ["q", "r"], "text": ["?", "!"], "answers": [["x"], ["y", None]]}},
+        r"queries-00000-of-00001\.parquet, row 2: 'answers' has a null; give a list of strings",
+    ),
     "no queries": ({"queries": {"_id": pa.array([], pa.string()), "text": pa.array([], pa.string())}}, r"names query 'q'"),
 }
 

@@ -102,6 +102,26 @@ def test_sources_of_different_corpora_keep_their_texts(two: dict[str, Any], tmp_
     assert set(made.summary["parts"]) == {"queries", "examples", "qrels", "corpus"}
 
 
+@pytest.mark.parametrize("corpora", [1, 2])
+def test_judgements_of_passages_that_a_corpus_lacks(corpora: int, two: dict[str, Any], tmp_path: Path, capsys) -> None:
+    """As `import --no-strict` keeps them: in a joined corpus no passage can have their ids."""
+    if corpora == 1:
+        two["stores"] = [two["stores"][0]] * 2
+        two["parts"] = [two["parts"][0]] * 2
+    rows = read_table(two["parts"][0]["qrels"], "qrels").to_pylist()
+    lacking = {"query_id": "q0", "passage_id": "elsewhere", "relevance": 1}
+    judged = pa.Table.from_pylist([*rows, lacking])
+    two["parts"] = [{**two["parts"][0], "qrels": table(tmp_path / "more", "qrels", judged.to_pydict())}, two["parts"][1]]
+    mixed(two, tmp_path / "out", **({"corpus": str(two["stores"][0].path)} if corpora == 1 else {}))
+    found = [row["passage_id"] for row in read_table(tmp_path / "out/qrels", "qrels").to_pylist() if row["query_id"] == "a:q0"]
+    said = f"mix: 1 of 10 judgements of {tmp_path / 'more'} name passages that the corpus lacks: left out"
+    assert (said in capsys.readouterr().err) == (corpora == 2)
+    assert found == ([rows[0]["passage_id"], "elsewhere"] if corpora == 1 else [f"a:{rows[0]['passage_id']}"])
+    two["parts"][0]["qrels"] = table(tmp_path / "none", "qrels", pa.Table.from_pylist([lacking]).to_pydict())
+    with pytest.raises(InputError, match=r"none: names passage 'elsewhere', which the corpus .*sea does not have"):
+        mixed(two, tmp_path / "again", **({"corpus": str(two["stores"][0].path)} if corpora == 1 else {}))
+
+
 def test_sources_of_one_corpus_keep_it(tmp_path: Path) -> None:
     store = corpus(tmp_path / "corpus", "sea", 40)
     parts = {name: source(tmp_path / name, name, store, 9) for name in ("gold", "pseudo")}

@@ -22,9 +22,9 @@ QRELS = [Field("query_id", "id", "query-id"), Field("passage_id", "id", "corpus-
 HEADER = "query-id\tcorpus-id\tscore"
 
 
-def passages(folder: Path, strict: bool = True) -> Passages:
-    """The passages of `corpus.jsonl`; with `strict` off, their text may be missing or null."""
-    path = either(folder / "corpus.jsonl")
+def passages(source: Path, strict: bool = True) -> Passages:
+    """The passages of `corpus.jsonl` in a folder, or of the file that is one; with `strict` off, their text may be missing or null."""
+    path = source if source.is_file() else either(source / "corpus.jsonl")
     fields = [field._replace(needed=field.needed and (strict or field.name != "text")) for field in CORPUS]
     return json_lines(path, fields), where(path)
 

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part
-from raydense.data.formats.lines import Field, columns, first_line, json_objects, where
+from raydense.data.formats.lines import Field, columns, first_line, is_unicode, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet
-from raydense.data.formats.records import ExampleRows, number, objects, text, texts
+from raydense.data.formats.records import ExampleRows, name, number, objects, text, texts
 from raydense.data.formats.texts import TextCorpus
 from raydense.data.runs import BLOCK_ROWS
 from raydense.errors import InputError
@@ -86,7 +86,7 @@ def _read_questions(path: Path, gathered: TextCorpus) -> None:
                 answers = ast.literal_eval(literal)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 answers = None
-            if not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
+            if not isinstance(answers, list) or not all(isinstance(a, str) and is_unicode(a) for a in answers):
                 raise InputError(f"the answers are {literal[:40]!r}, not a list of strings", at(row), "write them as ['one', 'two']")
             gathered.add_query(question, "" if question.strip() else at(row), answers=answers)
             row += 1
@@ -94,10 +94,10 @@ def _read_questions(path: Path, gathered: TextCorpus) -> None:
 
 def _context(ctx: dict[str, Any], gathered: TextCorpus, own: bool, at: str) -> str:
     """The passage id of a context: `passage_id`, `psg_id` or `id`; if it has none, an id made from its text."""
-    given = [str(ctx[key]) for key in ("passage_id", "psg_id", "id") if ctx.get(key) is not None]
-    if not own and given:
-        return given[0]
-    return gathered.add(text(ctx, "text", at), at, text(ctx, "title", at, ""), given[0] if given else None)
+    given = next((name(ctx, key, at) for key in ("passage_id", "psg_id", "id") if ctx.get(key) is not None), None)
+    if not own and given is not None:
+        return given
+    return gathered.add(text(ctx, "text", at), at, text(ctx, "title", at, ""), given)
 
 
 def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:

@@ -57,6 +57,7 @@ def _files(source: Path) -> dict[str, list[Path]]:
             "part-00, passage2id.map.json, dev.json, q2qid.dev.json, dual.train.tsv, cross.train.tsv, *.id_map.tsv, or *.json that is a run"
         )
         raise InputError("holds no file of DuReader-retrieval", source, f"give {what}")
+    found["collection"].sort(key=lambda path: (path.parent, int(plain(path).name.removeprefix("part-"))))
     return found
 
 

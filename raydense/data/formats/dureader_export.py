@@ -21,6 +21,7 @@ from raydense.runtime.progress import say
 
 _PARTS = 4  # the baseline's search takes four files, all as long as the first but for the last
 _STEP = 8_192
+_COLLECTION = "passage-collection"
 _BREAKS = r"[\t\r\n]+"  # what a passage cannot have in a file of lines and columns; a blank takes its place in all files
 
 
@@ -32,9 +33,11 @@ def write_files(outlet: Outlet) -> None:
     parts = outlet.choose_parts("corpus", "queries", "qrels", "examples")
     if not {"corpus", "queries"} <= parts.keys() and set(parts) - {"corpus", "queries"}:
         raise InputError("qrels and examples need their texts", "export", "give --corpus and --queries too")
+    if f"qrels/{_COLLECTION}" in parts:
+        raise InputError(f"a split called {_COLLECTION} would lie in the folder of the passages", "export", "rename that split")
     outlet.path.mkdir()
     if "corpus" in parts:
-        _write_collection(outlet, outlet.path / "passage-collection")
+        _write_collection(outlet, outlet.path / _COLLECTION)
     if "queries" in parts:
         judged = [_write_questions(outlet, split, path) for split, path in splits_of(parts, "qrels")]
         _write_others(outlet, judged)
@@ -90,18 +93,22 @@ def _columns(*cells: str | list[str]) -> dict[str, Iterable[Any]]:
 
 
 def _write_questions(outlet: Outlet, split: str, path: str) -> pa.ChunkedArray:
-    """The questions that a split judges, with their paragraphs, in the three files of `dev/`; returns their ids."""
+    """The questions that a split judges, with their paragraphs, in the three files of `dev/`; returns the ids of all that it judges."""
     folder, table = outlet.path / split, read_table(path, "qrels")
-    relevance = table["relevance"]
+    asked, relevance = table["query_id"], table["relevance"]
     if (pc.max(relevance).as_py() or 0) > 1:
         raise InputError("has grades above 1, which answer_paragraphs cannot hold", path, "use another format")
     table = table.filter(pc.equal(relevance, 1))
     if table.num_rows < len(relevance):
         say(f"export {split}: leaves out {len(relevance) - table.num_rows:,} judgements that a passage does not answer")
+    positives, table = len(table), outlet.store.known_judgements(table, path)
+    outlet.store.say_lacking(f"export {split}", positives - len(table), positives, path)
+    if bare := len(pc.unique(asked)) - len(pc.unique(table["query_id"])):
+        say(f"export {split}: leaves out {bare:,} queries, of which no judgement is left")
     folder.mkdir()
     write_json_lines(folder / f"{split}.json", _questions(outlet, table, path))
     _write_names(outlet.queries.filter(pc.is_in(outlet.queries["query_id"], pc.unique(table["query_id"]))), folder, split)
-    return table["query_id"]
+    return asked
 
 
 def _questions(outlet: Outlet, table: pa.Table, path: str) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.formats.beir import CORPUS, QRELS, QUERIES, give_queries
@@ -128,9 +129,13 @@ def _column(batch: pa.RecordBatch, field: Field, file: Path, row: int) -> pa.Arr
     try:
         if field.type == "text" and pa.types.is_integer(kind):
             raise pa.ArrowInvalid("a number")
-        return column.cast(_TYPES[field.type])
+        column = column.cast(_TYPES[field.type])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputError(f"column {field.key!r} is {kind}, which does not become {_TYPES[field.type]}", file, _FIX) from None
+    if field.type == "texts" and (holes := pc.list_flatten(column).is_null()).true_count:
+        owner = pc.list_parent_indices(column).filter(holes)[0].as_py()
+        raise InputError(f"{field.key!r} has a null", f"{file}, row {row + owner + 1}", "give a list of strings")
+    return column
 
 
 def _where(files: list[Path], row: int) -> str:

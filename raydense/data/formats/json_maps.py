@@ -18,6 +18,7 @@ from raydense.errors import InputError
 
 _OPENING, _BETWEEN, _COLON = re.compile(r"\ufeff?\s*\{"), re.compile(r"[\s,]*"), re.compile(r"\s*:\s*")
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 _FIX = "give one JSON object"
 Pairs = list[tuple[str, Any]]
 
@@ -26,7 +27,7 @@ def json_pairs(path: Path) -> Iterator[tuple[Pairs, Where]]:
     """The keys and values of the object in a file, in order, some MB at a time; an object in it is a tuple of pairs.
 
     Each list comes with a function from a pair's place in it to the `path:line` where the pair begins. InputError on a file that
-    is no JSON object, or is cut short.
+    is no JSON object, or is cut short, and on half of a surrogate pair.
     """
     text, line, opening = "", 1, True
     for piece, last in lines.pieces(path):
@@ -40,10 +41,19 @@ def json_pairs(path: Path) -> Iterator[tuple[Pairs, Where]]:
             opening, text, line = False, text[found.end() :], 1 + found.group().count("\n")
         pairs, used = _parsed(text, last)
         if pairs:
-            yield pairs, partial(_line_of, text[:used], line, path)
+            at = partial(_line_of, text[:used], line, path)
+            if _HALVES.search(text, 0, used):
+                _refuse_halves(pairs, at)
+            yield pairs, at
         text, line = text[used:], line + text.count("\n", 0, used)
         if text.strip() != "}" if last else len(text) > lines.MOST_BLOCKS * lines.BLOCK_BYTES:
             raise InputError(f"not JSON ({_fault(text)})", f"{path}:{line}", _FIX)
+
+
+def _refuse_halves(pairs: Pairs, at: Where) -> None:
+    wrong = next((row for row, pair in enumerate(pairs) if not lines.is_unicode(json.dumps(pair, ensure_ascii=False))), None)
+    if wrong is not None:
+        raise InputError("holds half of a surrogate pair", at(wrong), "correct it")
 
 
 def _parsed(text: str, last: bool) -> tuple[Pairs, int]:

@@ -170,11 +170,18 @@ def _checked(value: Any, field: Field, at: str) -> Any:
 
 def check_string(value: str, key: str, at: str) -> str:
     """`value` if it is Unicode text that can be written; InputError if it holds half of a surrogate pair."""
+    if not is_unicode(value):
+        raise InputError(f"{key!r} holds half of a surrogate pair", at, _FIX)
+    return value
+
+
+def is_unicode(value: str) -> bool:
+    """Whether a text can be written: it holds no half of a surrogate pair, as JSON's escapes may."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{key!r} holds half of a surrogate pair", at, _FIX) from None
-    return value
+        return False
+    return True
 
 
 def columns(
@@ -288,13 +295,14 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     An object that spans several pieces counts as malformed, so that the rest of the file is neither read nor held.
     """
-    decoder, text, at, line = json.JSONDecoder(), "", 0, 1
+    decoder, text, at, line, listed = json.JSONDecoder(), "", 0, 1, False
     source, between = pieces(path), re.compile(r"[\s,]*")
     opening: re.Pattern[str] | None = re.compile(r"\ufeff?\s*\[?\s*")
     while True:
         skipped = (opening or between).match(text, at)
         stop = skipped.end() if skipped else at
         line += text.count("\n", at, stop)
+        listed = listed or (opening is not None and "[" in text[at:stop])
         at = stop
         try:
             value, stop = decoder.raw_decode(text, at)
@@ -303,13 +311,15 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if more is not None:
                 text, at = text[at:] + more[0], 0
                 continue
-            if text[at:].strip() in ("", "]"):
-                if opening and not text.strip("\ufeff \t\r\n"):
-                    raise InputError("empty file", path, "give one with lines") from None
-                if opening:
-                    raise InputError("holds no object", path, "give a non-empty list, or one object per line") from None
+            rest = text[at:].strip()
+            if opening and not text.strip("\ufeff \t\r\n"):
+                raise InputError("empty file", path, "give one with lines") from None
+            if opening and rest in ("", "]"):
+                raise InputError("holds no object", path, "give a non-empty list, or one object per line") from None
+            if rest == ("]" if listed else ""):
                 return
-            raise InputError(f"not JSON ({error})", f"{path}:{line}", "give a JSON list of objects, or one object per line") from None
+            what = f"not JSON ({error})" if rest else "a JSON list that does not end"
+            raise InputError(what, f"{path}:{line}", "give a JSON list of objects, or one object per line") from None
         if not isinstance(value, dict):
             raise InputError(f"not a JSON object but {type(value).__name__}", f"{path}:{line}", _FIX)
         yield f"{path}:{line}", value

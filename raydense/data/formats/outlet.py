@@ -100,14 +100,18 @@ class Outlet:
     def queries(self) -> pa.Table:
         """The queries, without those that only judgements name in whose place others are given: `overlap` removed them, for instance."""
         table = read_table(self.parts["queries"], "queries")
+        kept = self._without_removed(table)
+        if len(kept) < len(table):
+            say(f"export: leaves out {len(table) - len(kept):,} queries that only the judgements named in whose place others are given")
+        return kept
+
+    def _without_removed(self, table: pa.Table) -> pa.Table:
+        return table.filter(pc.invert(pc.is_in(table["query_id"], value_set=self._removed)))
+
+    @cached_property
+    def _removed(self) -> pa.Array:
         left = self._judged(self._replaced)
-        if not len(left):
-            return table
-        now = self._judged([path for _, path in splits_of(self.parts, "qrels")])
-        gone = pc.and_(pc.is_in(table["query_id"], value_set=left), pc.invert(pc.is_in(table["query_id"], value_set=now)))
-        if count := pc.sum(gone).as_py():
-            say(f"export: leaves out {count:,} queries that only the judgements named in whose place others are given")
-        return table.filter(pc.invert(gone))
+        return left.filter(pc.invert(pc.is_in(left, value_set=self._judged([path for _, path in splits_of(self.parts, "qrels")]))))
 
     @cached_property
     def _asked(self) -> IdLookup:
@@ -143,10 +147,12 @@ class Outlet:
             yield self.store.slice(start, min(start + _STEP, len(self.store)), ["passage_id", "title", "text"])
 
     def examples(self, path: str | None = None) -> Iterator[Example]:
-        """The training examples, given or at `path`, with the texts of their rows and ids."""
+        """The training examples, given or at `path`, with the texts of their rows and ids; without those of queries that `queries` leaves out."""
         path = path or str(self.settings.examples)
         self.store.refuse_rows_of_another(Artifact.open(path, "examples"))
-        table = read_table(path, "examples")
+        table = self._without_removed(every := read_table(path, "examples"))
+        if len(table) < len(every):
+            say(f"export: leaves out {len(every) - len(table):,} of {len(every):,} examples of {Place.of(path).name}, of these queries")
         for start in range(0, table.num_rows, _STEP // 8):
             yield from self._spelled(table.slice(start, _STEP // 8), path)
 

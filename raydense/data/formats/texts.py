@@ -91,7 +91,7 @@ class TextCorpus:
         return name
 
     def add_query(self, text: str, at: str, query_id: str | None = None, answers: list[str] | None = None) -> str:
-        """Add a query and return its id (made from the text if the file has none)."""
+        """Add a query and return its id (made from the text if the file has none). Of several lists of answers the first that is not empty counts."""
         if not text.strip():
             raise InputError("empty query", at, "fill it, or remove the line")
         name = query_id if query_id is not None else text_id(text)
@@ -101,7 +101,7 @@ class TextCorpus:
         if before[0] != text:
             raise InputError(f"query {name!r} has another text than at {before[1]}", at, "make ids unique")
         if answers is not None:
-            self.answers.setdefault(name, answers)
+            self.answers[name] = self.answers.get(name) or answers
         return name
 
     def write(self, intake: Intake, with_corpus: bool = True) -> None:
