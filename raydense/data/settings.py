@@ -131,12 +131,13 @@ class ImportSettings(Settings):
         from raydense.data.source_size import parts_held
 
         parts, source = parts_held(self)
+        unknown = "what it holds shows when it has run"
         if not parts:
-            return Forecast("what it holds shows when it has run")
+            return Forecast(unknown)
         makes = {below(self.output, part): holds for part, holds in parts.items()}
         passages = parts.get("corpus", Holds(0))
         what = ", ".join(f"{parts[part]} {word}" for part, word in (("corpus", "passages"), ("queries", "queries")) if part in parts)
-        return Forecast(f"{what} to read", makes, "import", {"bytes": source}, PROCESS_BYTES + 30 * passages.rows)
+        return Forecast(f"{what} to read" if what else unknown, makes, "import", {"bytes": source}, PROCESS_BYTES + 30 * passages.rows)
 
 
 class MixSettings(Settings):

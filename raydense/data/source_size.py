@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from raydense.data.settings import ImportSettings
 
 _READ = 4 << 20  # bytes of a file that are looked at
-_LISTS = ("run", "top1000", "triples", "qidpidtriples")  # of several lines a query: how many there are is not known before they are read
+_TRIPLES = ("triples", "qidpidtriples")  # files of MS MARCO
 _PACKED = 3.0  # the bytes of a text by those of its gzip
 
 
@@ -28,10 +28,14 @@ def parts_held(settings: ImportSettings) -> tuple[dict[str, Holds], float]:
         return {}, 0.0
     files: dict[str, list[Path]] = load_format(settings.format).files(source)
     sizes = {path: float(path.stat().st_size) * (1 if plain(path) == path else _PACKED) for found in files.values() for path in found}
-    texts = {part: found for part, found in files.items() if not part.startswith(_LISTS)}
-    parts = {part: _held(settings, part, found, sizes) for part, found in texts.items()}
+    parts = {part: _held(settings, part, found, sizes) for part, found in files.items() if not _is_list(part, found)}
     parts |= _filled(parts) if settings.fill_splits else {}
     return parts | (_hidden(parts, settings.hidden.share) if settings.hidden else {}), sum(sizes.values())
+
+
+def _is_list(part: str, files: list[Path]) -> bool:
+    """Whether a part is made of files of several lines a query or text: how much it has is not known before they are read."""
+    return part.startswith("run") or (not part.startswith("qrels") and any(path.name.startswith(_TRIPLES) for path in files))
 
 
 def _filled(parts: dict[str, Holds]) -> dict[str, Holds]:

@@ -458,6 +458,38 @@ def test_msmarco(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(blanks / "qrels/dev.small", "qrels") == table(out / "qrels/dev.small", "qrels")
 
 
+def test_msmarco_triples_of_ids_are_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MS MARCO's own file has more ids than one Arrow array can hold."""
+    rng, folder = np.random.default_rng(0), tmp_path / "in"
+    put(folder / "collection.tsv", *(f"{i}\tpassage {i}" for i in range(60)))
+    put(folder / "queries.train.tsv", *(f"{i}\tquery {i}" for i in range(20)))
+    triples = [(rng.integers(20), rng.integers(30), rng.integers(30, 60)) for _ in range(400)]
+    put(folder / "qidpidtriples.train.tsv", *("\t".join(map(str, triple)) for triple in triples))
+    expected: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
+    for query, *sides in triples:
+        for side, passage in zip(expected.setdefault(str(query), ({}, {})), sides, strict=True):
+            side[int(passage)] = None
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 100)
+    order: list[str] = []
+    read, check = msmarco_format.columns, Intake.check_ids
+    monkeypatch.setattr(msmarco_format, "columns", lambda *args: (order.append(args[0].name) or block for block in read(*args)))
+    monkeypatch.setattr(Intake, "check_ids", lambda self, *args: order.append("check") or check(self, *args))
+    out = imported("msmarco", folder, tmp_path / "out")
+    assert [(e["query_id"], e["positives"], e["negatives"]) for e in table(out / "examples/train", "examples")] == [
+        (query, list(positives), list(negatives)) for query, (positives, negatives) in expected.items()
+    ]
+    blocks = "".join(order).split("qidpidtriples.train.tsv")[1:]
+    assert len(blocks) > 10
+    assert all(one.startswith("checkcheck") for one in blocks)
+
+    put(folder / "qidpidtriples.train.tsv", *("\t".join(map(str, triple)) for triple in triples), "1\t1\t99")
+    with pytest.raises(InputError, match=r"qidpidtriples\.train\.tsv:401: names passage '99'"):
+        imported("msmarco", folder, tmp_path / "bad")
+    put(tmp_path / "alone/qidpidtriples.train.tsv", "1\t1\t2")
+    with pytest.raises(InputError, match=r"qidpidtriples\.train\.tsv:1: has no corpus to look its passages up in"):
+        imported("msmarco", tmp_path / "alone", tmp_path / "bad")
+
+
 @pytest.mark.parametrize(
     ("format", "name", "line"),
     [

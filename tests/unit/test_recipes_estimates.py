@@ -121,6 +121,21 @@ def test_the_lines_of_a_large_file_are_estimated_from_its_first(msmarco: Path, m
     assert set(parts) == {"corpus", "queries", "qrels/train", "qrels/dev.small"}
 
 
+def test_triples_are_not_counted_as_what_they_become(msmarco: Path) -> None:
+    """Many lines become one example, and of text triples one passage."""
+    (msmarco / "qidpidtriples.train.tsv").write_text("1\t2\t3\n" * 1_000)
+    parts, _ = parts_held(ImportSettings(format="msmarco", input=str(msmarco), output="o"))
+    assert set(parts) == {"corpus", "queries", "qrels/train", "qrels/dev.small"}
+    for name in ("collection.tsv", *(file.name for file in msmarco.glob("q*"))):
+        (msmarco / name).unlink()
+    (msmarco / "triples.train.tsv").write_text("q\tp\tn\n" * 1_000)
+    settings = ImportSettings(format="msmarco", input=str(msmarco), output="o")
+    assert parts_held(settings)[0] == {}
+    assert settings.forecast(Known()).needs == "what it holds shows when it has run"
+    (msmarco / "qrels.dev.tsv").write_text("1\t0\t2\t1\n")
+    assert settings.forecast(Known()).needs == "what it holds shows when it has run"
+
+
 def test_the_size_of_a_model_is_read_from_its_folder(tiny_folder: Path) -> None:
     model = model_of(Known(), str(tiny_folder))
     assert model

@@ -19,7 +19,7 @@ from raydense.data.hidden_labels import hide_labels
 from raydense.data.lookup import IdLookup
 from raydense.data.margins import HardNegatives
 from raydense.data.missing_splits import fill_splits, without_drawn
-from raydense.data.store import CorpusWriter, PassageStore
+from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft
@@ -112,8 +112,7 @@ class Intake:
     def qrels(self, split: str, table: pa.Table, at: Where) -> None:
         """Write the qrels of a split; InputError on an unknown id, a pair that is judged twice with different grades, and a split that is no name."""
         refuse_part_name(f"qrels/{split}", partial(at, 0))
-        unknown = self.check_ids(table, at, self.strict)
-        if unknown:
+        if unknown := np.count_nonzero(self.check_ids(table, at, self.strict) < 0):
             say(
                 f"import qrels/{split}: judgements of passages that the corpus does not have: {unknown:,} kept, though no run can find these"
             )
@@ -183,12 +182,11 @@ class Intake:
         `table` has `query_id` and lists `positives`, `negatives`, of ids or of rows, and optionally scores and sources of each.
         """
         refuse_part_name(f"examples/{split}", partial(at, 0))
-        if self.store is None:
-            raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
+        store = self.needed_store(at)
         self._check_queries(table["query_id"], at)
         for name in ("positives", "negatives"):
             table = table.set_column(table.column_names.index(name), name, self.rows(table[name].combine_chunks(), at))
-        table, left = distinct(given := table, len(self.store))
+        table, left = distinct(given := table, len(store))
         if left:
             say(f"import examples/{split}: left out {left:,} passages that an example has already, or as a positive")
             table = _without_emptied(given, table, split)
@@ -202,6 +200,12 @@ class Intake:
         assert self.store is not None
         self._table(f"examples/{split}", "examples", table, corpus=self.store.fingerprint)
 
+    def needed_store(self, at: Where) -> PassageStore:
+        """The corpus; InputError where there is none to look passages up in."""
+        if self.store is None:
+            raise InputError("has no corpus to look its passages up in", at(0), "add the corpus file, or give --corpus")
+        return self.store
+
     def rows(self, ids: pa.ListArray, at: Where) -> pa.ListArray:
         """Lists of rows of the corpus for lists of passage ids (lists of rows stay); InputError on an id that it does not have."""
         assert self.store is not None
@@ -214,20 +218,21 @@ class Intake:
             raise InputError(f"names passage {flat[int(unknown[0])].as_py()!r}, which the corpus does not have", at(line), _FIX)
         return pa.ListArray.from_arrays(ids.offsets, pa.array(rows))
 
-    def check_ids(self, table: pa.Table, at: Where, strict: bool = True) -> int:
-        """InputError on the first row of `table` with an empty or unknown `query_id` or `passage_id`.
+    def check_ids(self, table: pa.Table, at: Where, strict: bool = True) -> Rows:
+        """The row of each passage in the corpus, int64 [n]; nothing without a corpus.
 
-        With `strict` off, passages may be unknown; returns how many are.
+        InputError on the first row of `table` with an empty or unknown `query_id` or `passage_id`. With `strict` off, passages may be
+        unknown: -1.
         """
         refuse_blank(table, ["query_id", "passage_id"], at)
         self._check_queries(table["query_id"], at)
         if self.store is None:
-            return 0
-        unknown = np.flatnonzero(self.store.rows_of(table["passage_id"]) < 0)
-        if unknown.size and strict:
-            row = int(unknown[0])
+            return np.empty(0, np.int64)
+        rows = self.store.rows_of(table["passage_id"])
+        if strict and (rows < 0).any():
+            row = int(np.argmax(rows < 0))
             raise InputError(f"names passage {table['passage_id'][row].as_py()!r}, which the corpus does not have", at(row), _FIX)
-        return unknown.size
+        return rows
 
     def _check_queries(self, ids: pa.ChunkedArray, at: Where) -> None:
         if self.query_ids is None:

@@ -85,7 +85,7 @@ def read(source: Path, intake: Intake) -> None:
     for path in of["qrels"]:
         intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces="\t" not in first_line(path))), where(path))
     for path in of["qidpidtriples"]:
-        _give_triples(pa.concat_tables(columns(path, TRIPLES)), path, intake)
+        _give_triples(path, intake)
     if of["triples"]:
         _read_text_triples(of["triples"], intake)
     for path in of["top1000"]:
@@ -137,22 +137,26 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
     intake.queries(first_of_each(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
 
 
-def _give_triples(triples: pa.Table, path: Path, intake: Intake) -> None:
-    """One example per query: its distinct positives and negatives, in the order of the file."""
-    for name in ("positive", "negative"):
-        intake.check_ids(triples.select(["query_id", name]).rename_columns(["query_id", "passage_id"]), where(path))
-    queries = pc.unique(triples["query_id"])
-    lists = {side: _lists(first_of_each(triples, ["query_id", side]), side, queries) for side in ("positive", "negative")}
-    named = pa.table({"query_id": queries, "positives": lists["positive"], "negatives": lists["negative"]})
-    intake.examples(split_of(path), named, lambda _: str(path))
+def _give_triples(path: Path, intake: Intake) -> None:
+    """One example per query: its distinct positives and negatives, in the order of the file.
 
-
-def _lists(pairs: pa.Table, side: str, queries: pa.Array) -> pa.ListArray:
-    """The passages of each of `queries`, in the order of `pairs`."""
-    query = pc.index_in(pairs["query_id"], value_set=queries).to_numpy()
-    passages = pairs[side].combine_chunks().take(pa.array(np.argsort(query, kind="stable")))
-    ends = np.cumsum(np.bincount(query, minlength=len(queries)))
-    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), passages)
+    The file is read block by block: only three numbers per line are kept in memory, since MS MARCO's own has 400 million lines.
+    """
+    at, line, numbers = where(path), 0, Numbers()
+    asked, lines = [pa.chunked_array([], pa.string())], [np.empty((3, 0), np.int32)]
+    intake.needed_store(at)
+    for block in columns(path, TRIPLES):
+        here = partial(_later, at, line)
+        ids = (pa.table({"query_id": block["query_id"], "passage_id": block[side]}) for side in ("positive", "negative"))
+        sides = [intake.check_ids(pairs, here).astype(np.int32) for pairs in ids]
+        query, new = numbers.of(block["query_id"], path)
+        asked.append(new)
+        lines.append(np.stack([query, *sides]))
+        line += block.num_rows
+    query, *sides = np.concatenate(lines, axis=1)
+    lists = [lists_of(query, side, len(numbers)) for side in sides]
+    queries = pa.chunked_array([chunk for part in asked for chunk in part.chunks], pa.string())
+    intake.examples(split_of(path), pa.table({"query_id": queries, "positives": lists[0], "negatives": lists[1]}), lambda _: str(path))
 
 
 class _TextTriples:
