@@ -203,9 +203,10 @@ def _rows_at(annotation: Artifact, places: list[int]) -> Iterator[tuple[int, dic
 
 def _say(summary: dict[str, Any]) -> None:
     positives, left = summary["positives_per_query"], summary["asked"] - summary["judged"]
+    by_text = f", {gold:,} of them by the text of a known positive" if (gold := summary["by_source"]["gold"]) else ""
     say(
         f"adjudicate: {summary['judged']:,} of {summary['asked']:,} pairs judged by people ({left:,} were not), {summary['disputed']:,} disputed;"
-        f" {summary['false_negatives']:,} false negatives; {summary['queries_with_false_negatives']:,} of {summary['judged_queries']:,} queries"
+        f" {summary['false_negatives']:,} false negatives{by_text}; {summary['queries_with_false_negatives']:,} of {summary['judged_queries']:,} queries"
         f" judged by {judges(summary)} have some ({summary['share_of_queries']:.1%}); {summary['relabelled']:,} positives relabelled;"
         f" positives per query {positives['before']:.2f} -> {positives['after']:.2f}"
     )

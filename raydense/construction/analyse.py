@@ -217,9 +217,5 @@ def _say(settings: AnalyseSettings, result: dict[str, Any]) -> None:
         few = ", too few for their shares to be those of other queries" if result["looked_at"] < _FEW else ""
         say(f"analyse: {result['looked_at']:,} queries in place of {settings.sample:,}{few}: no more fail and have hits")
     left = result["kinds"][OTHERS]["pairs"]
-    page = (
-        f"package-00000.html asks a person for the kind of these {left:,}"
-        if left
-        else "no page asks a person, since a rule names each pair"
-    )
+    page = f"package-*.html asks a person for the kind of these {left:,}" if left else "no page asks a person, since a rule names each pair"
     say(f"analyse: {OTHERS}: {page}")

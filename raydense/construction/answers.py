@@ -101,7 +101,7 @@ def _lines(path: Path, fix: str = _DOWNLOADED) -> Iterator[tuple[str, dict[str, 
             where = f"{path}:{number}"
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise InputError("is not a line of JSON", where, fix) from None
             if not isinstance(line, dict):
                 raise InputError("is not an object of JSON", where, fix)

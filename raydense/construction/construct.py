@@ -124,7 +124,7 @@ def _labelled(
 
 def _judged(settings: ConstructSettings, merged: Merged, files: list[tuple[Path, Path]]) -> dict[str, pa.Table]:
     """The positive pairs of each split, as qrels; InputError if there is none."""
-    pairs = merged.pairs([pq.read_table(passages, columns=["question", "passage_id", "f1"]) for _, passages in files])
+    pairs = merged.pairs(pq.read_table(passages, columns=["question", "passage_id", "f1"]) for _, passages in files)
     splits = {split: pairs.filter(pc.equal(pairs["split"], split)) for split in pc.unique(pairs["split"]).to_pylist()}
     if not splits:
         raise InputError("no question has a positive passage", settings.input, "check that it has answers, or give a smaller f1")

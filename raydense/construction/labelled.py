@@ -122,7 +122,8 @@ def _passages_of(question: Question, rules: Rules, tokens: AnswerTokens, counts:
         counts["documents"] += 1
         counts["paragraphs"] += len(paragraphs)
         counts["empty paragraphs"] += len(document.paragraphs) - len(paragraphs)
-        f1 = [max((best_span_f1(tokens(text), answer, rules.f1) for answer in answers), default=0.0) for text in paragraphs]
+        of_paragraphs = map(tokens, paragraphs) if answers else ()
+        f1 = [max(best_span_f1(words, answer, rules.f1) for answer in answers) for words in of_paragraphs] or [0.0] * len(paragraphs)
         counts["positive paragraphs"] += sum(value > 0 for value in f1)
         found += _joined_passages(document, paragraphs, f1, rules, tokens)
     counts["passages"] += len(found)

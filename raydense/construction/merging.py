@@ -33,7 +33,7 @@ class Merged:
     moved: int
     _where: pa.ChunkedArray
 
-    def pairs(self, passages: list[pa.Table]) -> pa.Table:
+    def pairs(self, passages: Iterable[pa.Table]) -> pa.Table:
         """The positive pairs as `query_id`, `passage_id`, `relevance` (1) and `split`, each once, by the order of queries, then of passages.
 
         `passages` are those of each block, with `question`, `passage_id` and `f1`.

@@ -20,6 +20,7 @@ from raydense.construction.question_search import QuestionSearch, check_models
 from raydense.construction.settings import OverlapSettings
 from raydense.construction.similar import Candidates, Pairs, no_candidates, read_candidates, similar_pairs, without_same_text
 from raydense.data.dataset import DatasetDraft
+from raydense.data.formats.outlet import exact, write_json_lines
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, warn_of_loss
@@ -115,8 +116,9 @@ def _write_removed(path: Path, table: pa.Table, pairs: Pairs) -> None:
     """The removed queries, each with its most similar pair, in the order of the pairs."""
     first = np.sort(np.unique(pairs.train, return_index=True)[1])
     columns = ["train_query_id", "train_text", "similarity", "split", "query_id", "text"]
-    lines = table.select(columns).take(pa.array(first)).to_pandas()
-    lines.to_json(path, orient="records", lines=True, force_ascii=False)
+    lines = table.select(columns).take(pa.array(first))
+    similarity = map(float, exact(lines["similarity"]))
+    write_json_lines(path, (row | {"similarity": one} for row, one in zip(lines.to_pylist(), similarity, strict=True)))
 
 
 def _write_parts(settings: OverlapSettings, dataset: DatasetDraft, asked: Asked, train: Questions, pairs: Pairs) -> None:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, TypeGuard
 from raydense.data.dataset import refuse_part_name
 from raydense.data.formats import records
 from raydense.data.formats.files import files_below, not_text, opened, plain
-from raydense.data.formats.lines import json_object
+from raydense.data.formats.lines import LONGEST_LINE, json_object
 from raydense.errors import InputError
 from raydense.storage import Place
 
@@ -106,23 +106,29 @@ def blocks(path: Path, bytes_per_block: int) -> list[Block]:
         return [Block(path, 0, None)]
     with opened(path) as stream:
         found = [Block(path, 0, 0)]
-        while block := _counted(stream, bytes_per_block):
+        while block := _counted(stream, bytes_per_block, path, found[-1].line):
             last, (size, lines) = found[-1], block
             found[-1] = Block(path, last.start, last.start + size, last.line)
             found.append(Block(path, last.start + size, last.start + size, last.line + lines))
     return found[:-1]
 
 
-def _counted(stream: BinaryIO, wanted: int) -> tuple[int, int] | None:
-    """Reads about `wanted` bytes, to the end of a line: how many bytes and lines they are; None at the end of the file."""
+def _counted(stream: BinaryIO, wanted: int, path: Path, line: int) -> tuple[int, int] | None:
+    """Reads about `wanted` bytes from `line` on, to the end of a line: how many bytes and lines they are; None at the end of the file."""
     size = lines = 0
     while size < wanted and (part := stream.read(min(_STEP, wanted - size))):
         size, lines = size + len(part), lines + part.count(b"\n")
         ended = part.endswith(b"\n")
     if not size:
         return None
-    rest = b"" if ended else stream.readline()
+    rest = b"" if ended else stream.readline(LONGEST_LINE)
+    if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+        raise _too_long(path, line + lines)
     return size + len(rest), lines + rest.count(b"\n")
+
+
+def _too_long(path: Path, line: int) -> InputError:
+    return InputError(f"a line of more than {LONGEST_LINE >> 20} MiB", f"{path}:{line}", "give one question a line")
 
 
 def read_block(block: Block) -> Iterator[Question]:
@@ -134,8 +140,10 @@ def read_block(block: Block) -> Iterator[Question]:
     with opened(block.path) as stream:
         stream.seek(block.start)
         at, number = block.start, block.line - 1
-        while (block.stop is None or at < block.stop) and (line := stream.readline()):
+        while (block.stop is None or at < block.stop) and (line := stream.readline(LONGEST_LINE)):
             at, number = at + len(line), number + 1
+            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                raise _too_long(block.path, number)
             line = line.removeprefix(_MARK) if number == 1 else line
             if line.strip():
                 yield _question(_decoded(line, block.path, number), split, f"{block.path}:{number}")

@@ -129,6 +129,19 @@ def test_shares_are_those_of_the_queries_that_people_judged(tmp_path: Path, capf
         adjudicate(settings(annotation, "none"))
 
 
+def test_repeats_of_known_positives_are_said_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They are false negatives of queries of which nobody judged a pair, too, and the shares are not of these."""
+    run = {"a": [("p0", 2.0), ("p1", 1.0)], "b": [("p4", 3.0), ("p3", 2.0), ("p5", 1.0)]}
+    texts = ["one", "two", "three", "gold", "gold", "four"]
+    annotation = annotate(annotate_settings(tmp_path, texts, [("a", "p0", 1), ("b", "p3", 1)], (run,), package=2, review=0))
+    for file in answers_of(annotation, tmp_path / "judged", "ann", lambda q, p: int(p == "p0"))[1:]:
+        file.unlink()
+    made = adjudicate(settings(annotation))
+    assert (made.summary["false_negatives"], made.summary["queries_with_false_negatives"]) == (1, 0)
+    said = "1 false negatives, 1 of them by the text of a known positive; 0 of 1 queries judged by people have some"
+    assert said in capfd.readouterr().err
+
+
 def test_a_pair_without_a_majority_changes_nothing_until_somebody_decides(annotation: Artifact, tmp_path: Path, capfd) -> None:
     answers_of(annotation, tmp_path / "judged", "ann", perfect)
     answers_of(annotation, tmp_path / "judged", "bo", lambda q, p: {"p1": 0, "p3": None}.get(p, perfect(q, p)))
@@ -307,6 +320,7 @@ def test_metrics_before_and_after_are_those_of_ir_measures(annotation: Artifact,
 
 BAD = {
     "is not a line of JSON": lambda lines: [lines[0], "{oops"],
+    "is not a line of JSON; give the file as it was downloaded": lambda lines: [lines[0], "[" * 100_000],
     "is not an object of JSON": lambda lines: [lines[0], "[1]"],
     "names no package": lambda lines: lines[1:],
     "has answers for another package": lambda lines: [lines[0].replace('"fingerprint": "', '"fingerprint": "0'), *lines[1:]],

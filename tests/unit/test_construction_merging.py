@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.construction.labelled import QUESTIONS
+from raydense.construction import labelled
+from raydense.construction.answer_tokens import AnswerTokens
+from raydense.construction.labelled import QUESTIONS, Rules
 from raydense.construction.merging import first_passages, merge_questions
+from raydense.construction.questions import Document, Question
 from raydense.errors import InputError
 
 TEXTS = st.sampled_from(["what is a fox", "What  is a FOX", "ｗhat is a fox", "who", " who", "猫是什么"])
@@ -80,3 +84,20 @@ def test_an_id_of_two_questions_is_refused_with_both_places():
     two = two.set_column(4, "where", pa.array(["g:9"]))
     with pytest.raises(InputError, match=r"g:9: question_id 'q3' is repeated \(first at f:3\)"):
         merge_questions([one, two])
+
+
+@pytest.mark.parametrize("answers", [[], ["a b", "c d", "e"]])
+def test_a_paragraph_is_split_into_tokens_once(answers):
+    """Not once for each answer; a question without answers needs no tokens."""
+    split: list[str] = []
+
+    class Counted(AnswerTokens):
+        def __call__(self, text: str):
+            split.append(text)
+            return super().__call__(text)
+
+    question = Question("q", "which?", answers, [Document("d", "", ["x a b y", "z z", " ", "e f"])], "", "f:1")
+    rules = Rules("words", 1, 0.5, False)
+    found = labelled._passages_of(question, rules, Counted("words"), Counter())
+    assert split == [*answers, *(["x a b y", "z z", "e f"] if answers else [])]
+    assert [row["f1"] for row in found] == ([1.0, 0.0, 1.0] if answers else [0.0] * 3)

@@ -94,6 +94,20 @@ def test_queries_of_the_same_text_are_removed_without_a_model(world: Path, capsy
     assert overlap(asked(world)).fingerprint == made.fingerprint == Artifact.open(world / "out", "dataset").fingerprint
 
 
+def test_the_removed_queries_are_lines_of_json(tmp_path: Path) -> None:
+    write_queries(tmp_path, {"t0": "who? yes/no", "t1": "why?", "d0": "Who? YES/no"})
+    write_qrels(tmp_path / "train", [("t0", "a"), ("t1", "b")])
+    write_qrels(tmp_path / "dev", [("d0", "a")])
+    made = overlap(asked(tmp_path, against=[str(tmp_path / "dev")]))
+    line = (
+        '{"train_query_id": "t0", "train_text": "who? yes/no", "similarity": 1.0, "split": "dev", "query_id": "d0", "text": "Who? YES/no"}'
+    )
+    assert made.file("removed.jsonl").read_text() == line + "\n"
+    write_qrels(tmp_path / "none", [("t1", "b")])
+    made = overlap(asked(tmp_path, train=str(tmp_path / "none"), against=[str(tmp_path / "dev")], output=str(tmp_path / "out-none")))
+    assert made.file("removed.jsonl").read_text() == ""
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydense.construction import questions
 from raydense.construction.questions import Block, Document, Question, blocks, question_files, read_block
 from raydense.errors import InputError
 
@@ -53,6 +54,23 @@ def test_plain_lines(tmp_path):
         Question("s", "which?", ["p", "one\nt"], [Document("s-0", "", ["p one", "two"])], "", at[2]),
         Question("t", "which?", ["this"], [], "", at[3]),
     ]
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+@pytest.mark.parametrize("step", [40, 10_000])
+def test_a_line_that_does_not_end_is_refused_before_it_is_held(ending, step, tmp_path, monkeypatch):
+    """As a JSON list of all questions is, which is one line."""
+    path = lines(tmp_path / f"x.{ending}", GOOD, json.dumps([GOOD] * 20).encode())
+    if ending == "json.gz":
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.setattr(questions, "LONGEST_LINE", 1 << 20)
+    assert len(blocks(path, step)) >= 1
+    monkeypatch.setattr(questions, "LONGEST_LINE", 500)
+    with pytest.raises(InputError, match=r"x\.json(\.gz)?:2: a line of more than 0 MiB; give one question a line"):
+        [list(read_block(block)) for block in blocks(path, step)]
+    if (step, ending) == (40, "json"):
+        with pytest.raises(InputError, match=r"x\.json:2: a line of more than"):
+            blocks(path, step)
 
 
 def test_a_folder_of_folders_and_gzip(tmp_path):
