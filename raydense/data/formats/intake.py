@@ -146,9 +146,7 @@ class Intake:
             for split, table in self._examples:
                 kept = without_drawn(split, table, drawn, self._queries)
                 if left := len(table) - len(kept):
-                    say(
-                        f"import examples/{split}: left out {left:,} of {len(table):,} examples, whose queries came to {' and '.join(drawn)}"
-                    )
+                    say(f"import examples/{split}: left out {left:,} of {len(table):,} examples, whose queries came to another split")
                 self._write_examples(split, kept)
         return self.dataset.finish()
 
