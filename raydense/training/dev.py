@@ -39,7 +39,7 @@ from raydense.training.texts import Texts
 METRICS = ("mrr@10", "ndcg@10", "recall@100")
 METRIC, OF_RERANKER = METRICS[0], "reranker mrr@10"
 _DEPTH = 20
-_BATCH = 64
+_BATCH = 64  # texts, or pairs, that go through the model at once, at most
 _AT_ONCE = 2**23  # scores that are compared at once
 _RANDOM = 0.25  # of the passages next to the positives, at least
 Ints = NDArray[np.int64]
@@ -193,10 +193,12 @@ def _pair(query: Ints, rows: Ints, corpus: int) -> Ints:
 class Dev:
     """This worker's share of a dev set, tokenised; measures the retriever or the re-ranker of the model."""
 
-    def __init__(self, dev: DevSet, model: nn.Module, texts: Texts, rank: int, workers: int) -> None:
+    def __init__(self, dev: DevSet, model: nn.Module, texts: Texts, rank: int, workers: int, micro_batch: int = 0) -> None:
+        """No more than `micro_batch` texts go through the model at once, as in the training; 0: no such limit."""
         kind = DualEncoder if dev.absent is None else CrossEncoder
         model = next(part for part in model.modules() if isinstance(part, kind))
         self.dev, self.model, self.rank, self.workers = dev, model, rank, workers
+        self._at_once = min(_BATCH, micro_batch or _BATCH)
         if isinstance(model, DualEncoder):
             self._queries = self._share(model.tokenize_queries(texts.queries(self._mine(len(dev.query), dev.query))))
             self._passages = self._share(model.tokenize_passages(texts.passages(self._mine(len(dev.rows), dev.rows))))
@@ -264,8 +266,8 @@ class Dev:
         return torch.cat(found)[back]
 
     def _batches(self, tokens: Tokens, order: Ints, device: torch.device) -> Iterator[dict[str, Tensor]]:
-        for start in range(0, len(order), _BATCH):
-            batch = pad(self.model, tokens.select(order[start : start + _BATCH]))
+        for start in range(0, len(order), self._at_once):
+            batch = pad(self.model, tokens.select(order[start : start + self._at_once]))
             yield {name: value.to(device) for name, value in batch.items()}
 
     def _of_all_workers(self, mine: Tensor, total: int) -> Tensor:

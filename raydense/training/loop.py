@@ -124,7 +124,7 @@ class Loop:
             s = self.settings = self._with_micro_batch(model)
         self.method = method(s, model, texts, worker.rank, worker.workers)
         self.pieces = pieces_of(s)
-        self.dev = {name: Dev(dev, model, texts, worker.rank, worker.workers) for name, dev in job.dev.items()}
+        self.dev = {name: Dev(dev, model, texts, worker.rank, worker.workers, int(s.micro_batch)) for name, dev in job.dev.items()}
         self.precision = self._precision(model)
         self.decides = next(iter(job.dev), METRIC)  # which step is the best
         overlaps = s.engine.name != "ddp" or worker.workers == 1 or uses_all_weights(model, s)
@@ -158,18 +158,19 @@ class Loop:
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
         """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
 
-        It is found once for a training, a number of workers and their devices: another one would change what dropout draws after a restart.
+        It is found once for a training, a number of workers, their devices and whether activations are kept: another one would change what
+        dropout draws after a restart.
         """
-        worker, place = self.worker, _kept_in(self.job, self.worker)
+        worker, place, checkpointing = self.worker, _kept_in(self.job, self.worker), self.settings.activation_checkpointing
         kept, devices = kept_micro_batch(place, worker.device, worker.on_machine)
-        if kept and kept.devices == devices:
+        if kept and kept == Kept(kept.texts, devices, checkpointing):
             texts, line = kept.texts, f"micro_batch {kept.texts}, as before"
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, worker.device, worker.on_machine)
-            line += f"; it was {kept.texts} on {' and '.join(kept.devices)}" if kept else ""
+            line += f"; it was {kept}" if kept else ""
         with together():
             if worker.rank == 0:
-                place.write_text(json.dumps(asdict(Kept(texts, devices))))
+                place.write_text(json.dumps(asdict(Kept(texts, devices, checkpointing))))
                 (self.job.shared / FOUND).write_text(line)
         return self.settings.model_copy(update={"micro_batch": texts})
 

@@ -125,9 +125,8 @@ class Outline:
         if pieces not in self._running:
             self._running[pieces] = self.running(pieces)
         running = int(self._running[pieces] * (1.0 if self._gpu else _HOLES)) + self._gathered()
-        saving = self.whole - gradients
-        if tied(settings):  # worker 0 saves, on a GPU in the memory of its machine, and gradients stay
-            saving = 0 if self._gpu else 4 * _count(self._trained)
+        # worker 0 copies the trained weights to save them, on a GPU to the memory of its machine; with ZeRO 3 gradients stay meanwhile
+        saving = 0 if self._gpu else 4 * _count(self._trained) - (0 if tied(settings) else gradients)
         process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine.name == "deepspeed" else 0)
         return Memory(weights, gradients, optimizer, max(running, updating, saving), self._outputs(), process)
 

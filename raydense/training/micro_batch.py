@@ -39,10 +39,18 @@ _CGROUPS = (
 
 @dataclass(frozen=True)
 class Kept:
-    """The micro-batch that was found for a training, and the devices of its workers, by `bounded_by`: what fits on others is another one."""
+    """The micro-batch that was found for a training, and what it was found for: with another of these, another one fits.
+
+    `devices` are those of its workers, by `bounded_by`.
+    """
 
     texts: int
     devices: list[str]
+    activation_checkpointing: bool = False
+
+    def __str__(self) -> str:
+        recomputing = f"with{'' if self.activation_checkpointing else 'out'} activation_checkpointing"
+        return f"{self.texts} on {' and '.join(self.devices)}, {recomputing}"
 
 
 def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, device: torch.device, on_machine: int) -> tuple[int, str]:

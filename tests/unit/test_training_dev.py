@@ -282,6 +282,23 @@ def test_a_reranker_is_measured_as_it_scores_each_pair_alone(tiny_folder: Path, 
     assert all(0 < value < 1 for value in found.values())
 
 
+@pytest.mark.parametrize(("micro_batch", "most"), [(0, 64), (3, 3), (100, 64)])
+def test_a_measurement_sends_no_more_texts_at_once_than_the_training(
+    tiny_folder: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int, most: int
+) -> None:
+    """Memory that is enough for `micro_batch` texts with their gradients is enough for a measurement; its metrics are the same."""
+    words = texts[-1].split()
+    of_corpus = texts_of(tmp_path / "corpus", some_texts(words, 5, 9, 1), some_texts(words, 131, 40, 2))
+    model, dev = DualEncoder.load(tiny_folder), DevSet(np.arange(5), np.arange(131), relevant_columns(np.arange(5), np.arange(5), 5))
+    engine = TorchEngine(model, ENGINE, torch.device("cpu"), "fp32")
+    expected, sent = Dev(dev, model, of_corpus, 0, 1).measure(engine), []
+    forward = engine.forward
+    monkeypatch.setattr(engine, "forward", lambda **batch: sent.extend(len(b["input_ids"]) for b in batch.values()) or forward(**batch))
+    assert Dev(dev, model, of_corpus, 0, 1, micro_batch).measure(engine) == pytest.approx(expected)
+    assert max(sent) == most
+    assert sum(sent) == 5 + 131
+
+
 def test_dev_scores_that_are_not_numbers_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     model = DualEncoder.load(tiny_folder)
     dev = DevSet(np.arange(2), np.arange(2), relevant_columns(np.arange(2), np.arange(2), 2))

@@ -159,6 +159,18 @@ def test_activations_are_what_autograd_saves(data: TrainingData, method: str, dr
     assert saved <= outline(asked).running(1) <= (1 + 1.2 / DEEP) * saved + 3 * logits  # and one layer on the way back
 
 
+def test_a_copy_to_save_is_of_the_trained_weights_and_not_on_a_gpu(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
+    monkeypatch.setattr(Outline, "running", lambda self, pieces: 0)
+    frozen = outline(settings(data, adapter="lora:rank=4,alpha=8", engine={"name": "ddp"}))
+    assert frozen.memory(1).activations == 0, "of an adapter a copy is no more than the gradients were"
+    engine, weights = {"name": "deepspeed", "zero": 2, "offload": True}, sum(p.numel() for p in loaded(settings(data)).parameters())
+    monkeypatch.setattr("raydense.training.engine._BUCKET", weights // 100)
+    offloading = outline(settings(data, precision="bf16", workers=4, engine=engine))
+    offloading._gpu = True
+    assert offloading.memory(1).activations == 0
+
+
 def test_less_at_once_needs_less_and_so_do_recomputed_activations(data: TrainingData) -> None:
     found = outline(deep(data, "joint"))
     running = [found.running(pieces) for pieces in (1, 2, 4)]
@@ -407,11 +419,26 @@ def test_a_run_that_is_resumed_on_another_device_searches_its_micro_batch_again(
     assert begun(asked, tmp_path).settings.micro_batch == 12
     line = (tmp_path / FOUND).read_text()
     assert line.startswith("micro_batch 12 of 12 texts: about ")
-    assert re.search(r"; it was 4 on CPU with \d+\.\d GiB$", line)
+    assert re.search(r"; it was 4 on CPU with \d+\.\d GiB, without activation_checkpointing$", line)
     assert begun(asked, tmp_path).settings.micro_batch == 12
     assert (tmp_path / FOUND).read_text() == "micro_batch 12, as before"
     assert bounded_by(CPU, 1) == f"CPU with {half / 2**30:.1f} GiB"
     assert bounded_by(CPU, 2) == f"CPU with {half / 2**31:.1f} GiB"
+
+
+def test_a_run_that_is_resumed_with_activation_checkpointing_searches_its_micro_batch_again(data: TrainingData, tmp_path: Path) -> None:
+    """As the message about too little memory says. What version 0.2 kept does not tell: it is taken to be found without."""
+    asked, file = settings(data, micro_batch="auto", max_steps=1), tmp_path / "micro_batch-1.json"
+    begun(asked, tmp_path)
+    file.write_text(json.dumps({"texts": 4, "devices": [bounded_by(CPU, 1)]}))
+    assert begun(asked, tmp_path).settings.micro_batch == 4
+    again = asked.model_copy(update={"activation_checkpointing": True})
+    assert begun(again, tmp_path).settings.micro_batch == 12
+    assert (tmp_path / FOUND).read_text().endswith("GiB, without activation_checkpointing")
+    assert begun(again, tmp_path).settings.micro_batch == 12
+    assert (tmp_path / FOUND).read_text() == "micro_batch 12, as before"
+    begun(asked, tmp_path)
+    assert (tmp_path / FOUND).read_text().endswith("GiB, with activation_checkpointing")
 
 
 def test_a_gpu_is_known_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
