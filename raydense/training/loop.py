@@ -29,6 +29,7 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import dev_interval, method_of
 from raydense.training.micro_batch import Kept, find_micro_batch, keep_half, kept_micro_batch, out_of_memory, refuse_too_little_to_offload
 from raydense.training.notice import Asked, Notice
+from raydense.training.outage import outlasting
 from raydense.training.pieces import Cut, cut_up, pieces_of
 from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
@@ -244,7 +245,7 @@ class Loop:
         if number == self.generation:
             return
         generations, begun = self.job.generations, time.monotonic()
-        self.ends = not self.notice.wait(lambda: generations.is_decided(number))
+        self.ends = not self.notice.wait(lambda: outlasting(lambda: generations.is_decided(number), "looking for new negatives"))
         self.waited += time.monotonic() - begun
         if self.ends:
             return
@@ -291,7 +292,7 @@ class Loop:
             self.log.flush(values)
         elif state.step % self.settings.log_every == 0:
             self.log.flush()
-        if self.job.generations.boundary(state.step):
+        if self.job.generations.boundary(state.step) and not self._stalled(state):
             self._hand_over(state.step)
         asked = self.notice.asked()
         self.ends = asked == Asked.END
@@ -326,7 +327,7 @@ class Loop:
         weights = self.engine.weights()
         refuse_weights_not_finite(weights, step, self.worker)
         if self.worker.rank == 0:
-            self.job.generations.hand_over(step, weights)
+            outlasting(lambda: self.job.generations.hand_over(step, weights), "handing the weights over for new negatives")
 
     def _save_weights(self, step: int) -> None:
         weights = self.engine.weights()

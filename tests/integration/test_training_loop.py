@@ -19,7 +19,7 @@ from training_data import make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import commit_table, read_table
-from raydense.errors import InputError
+from raydense.errors import InputError, StorageError
 from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Artifact, Draft, Place, provenance
 from raydense.training import notice
@@ -287,6 +287,55 @@ def test_a_joint_training_keeps_the_best_step_of_the_model_that_decides(tmp_path
     assert (state.best_step, state.best) == (3, values[own[by]])
     again, _ = loop._measured(replace(state, step=5))
     assert (again.best_step, loop._stalled(again)) == (3, True), "patience is about the same metric"
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """Of one worker, that makes new negatives of the weights after 3 steps, and learns from them after 6; with a patience of 2 measurements."""
+    monkeypatch.setattr(notice, "node_leaves", lambda: False)
+    data, shared = make_training_data(tmp_path / "data"), Place.of(tmp_path / "shared")
+    make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
+    dev = {"qrels": str(data.root / "sample/qrels/dev"), "patience": 2, "every": 1}
+    asked = data.settings(tmp_path / "o", model=str(tmp_path / "tiny"), dev=dev)
+    return Loop(Job(asked, asked.model, shared, 9, {}, Generations(shared, 9, 3, behind=1), 9, {}), Worker(0, 1, 1, CPU))
+
+
+@pytest.mark.parametrize(("best_step", "wanted"), [(1, False), (2, True)])
+def test_a_training_that_ends_early_asks_for_no_new_negatives(loop: Loop, best_step: int, wanted: bool) -> None:
+    """What ends it is the measurement at the boundary itself: the second one without a better metric, or the first."""
+    state = loop._after(State("fp32", step=3, best=1.0, best_step=best_step))
+    assert loop._stalled(state) is not wanted
+    assert list(loop.job.generations.open()) == ([1] if wanted else [])
+
+
+@pytest.mark.parametrize("method", ["hand_over", "is_decided"])
+def test_new_negatives_outlast_a_store_that_is_away_for_a_while(loop: Loop, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """As a checkpoint does: worker 0 would lose the steps since the one before, and with it all others."""
+    now, tries = 0.0, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def reached(generations: Generations, *given: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        if now < 600:
+            raise StorageError("s3://b/k: failed for 120 s")
+        return True
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(Generations, method, reached)
+    if method == "hand_over":
+        loop._hand_over(3)
+    else:
+        monkeypatch.setattr(Generations, "refuse_unmade", lambda *_: None)
+        monkeypatch.setattr(Generations, "examples", lambda *_: loop.settings.examples)
+        loop._take_generation(1)
+        assert (loop.generation, loop.ends) == (1, False)
+    assert 600 <= now < 660
+    assert tries > 5
 
 
 @pytest.mark.parametrize(
