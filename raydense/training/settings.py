@@ -150,6 +150,14 @@ class NegativesSettings(BaseSettings):
 
     negatives: int = setting(1, "hard negatives of each query at each step, drawn at random each epoch", ge=0)
 
+    def _refuse_no_negatives(self, compared: int, each: str) -> None:
+        """ValueError if a query, one of so many `compared` with each other, has no negative, hard or in-batch: its loss would always be 0."""
+        if self.negatives == 0 and compared == 1:
+            raise ValueError(
+                f"with negatives 0 a query has in-batch negatives alone, and here it has none: {each} is 1 query;"
+                " give negatives, a larger batch_size, or less accumulation"
+            )
+
 
 class MeasuredSettings(BaseSettings):
     """Settings of methods that measure MRR@10 during training."""

@@ -31,6 +31,13 @@ def test_every_field_has_a_description(verb):
         ({"objective": "pair", "in_batch": False, "in_batch_queries": True}, "in_batch_queries needs in_batch"),
         ({"objective": "joint"}, "reranker: missing; give it: the re-ranker"),
         ({"objective": "joint", "reranker": "r", "negatives": 0}, "a joint without in_batch needs negatives of at least 1"),
+        ({"objective": "joint", "reranker": "r", "negatives": 0, "in_batch": True, "batch_size": 1}, "it has none: batch_size / accum"),
+        (
+            {"negatives": 0, "batch_size": 1},
+            "batch_size / accumulation is 1 query; give negatives, a larger batch_size, or less accumulation",
+        ),
+        ({"negatives": 0, "batch_size": 8, "accumulation": 8}, "batch_size / accumulation is 1 query; give negatives"),
+        ({"negatives": 0, "batch_size": 8, "accumulation": 2, "workers": 4, "cross_batch": False}, "workers, without cross_batch, is 1"),
         ({"objective": "joint", "reranker": "r", "teacher": "static", "loss": "pointwise"}, "a static teacher does not use loss"),
         ({"optimizer": "lamb"}, "lamb needs the norm of each weight, and DeepSpeed keeps weights in flat pieces: use engine.name ddp"),
         ({"positives": 2}, "objective retriever does not use positives: leave it out"),

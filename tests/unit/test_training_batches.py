@@ -51,7 +51,8 @@ def samplers(draw: st.DrawFn) -> tuple[Sampler, int]:
     """A sampler over drawn examples, and a number of workers that fits it."""
     workers, accumulation = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3]))
     batch = workers * accumulation * draw(st.integers(1, 3))
-    count, negatives = batch * draw(st.integers(1, 3)) + draw(st.integers(0, batch - 1)), draw(st.integers(0, 3))
+    count = batch * draw(st.integers(1, 3)) + draw(st.integers(0, batch - 1))
+    negatives = draw(st.integers(int(batch == accumulation), 3))  # a query alone in its part has no others
     lists = st.lists(st.integers(0, 10**6), min_size=max(1, negatives), max_size=6, unique=True)
     examples = Examples(
         np.arange(count) * 7,

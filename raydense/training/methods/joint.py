@@ -65,6 +65,7 @@ class Joint(Method):
         def _fits_joint(self) -> Self:
             if not self.in_batch and self.negatives == 0:
                 raise ValueError("a joint without in_batch needs negatives of at least 1")
+            self._refuse_no_negatives(self.batch_size // self.accumulation, "batch_size / accumulation")
             if self.teacher == "static":
                 self._refuse_given(["loss", "dropout"] if self.dropout else ["loss"], "a static teacher")
                 if self.dev and self.dev.by == "reranker":

@@ -44,6 +44,11 @@ class Retriever(DualEncoderMethod):
         def _fits_batch(self) -> Self:
             if not self.in_batch:
                 self._refuse_given(["cross_batch", "topics"], "a training without in_batch")
+            elif self.cross_batch:
+                self._refuse_no_negatives(self.batch_size // self.accumulation, "batch_size / accumulation")
+            else:
+                each = "batch_size / accumulation / workers, without cross_batch,"
+                self._refuse_no_negatives(self.batch_size // self.accumulation // self.workers, each)
             return self
 
         def shaping(self) -> dict[str, Any]:
