@@ -45,6 +45,7 @@ from raydense.training.workers import wait_for_left
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
+_SUMMED = ("seconds", "steps", "waited", "input_wait", "tokens")  # of what workers report, over all that were started one after another
 
 
 @releases_outputs
@@ -140,22 +141,20 @@ def _train(job: Job, gpu: bool, done: int, followed: Followed, builder: Generati
     of theirs is taken away.
     """
     lends = job.generations.last > 0 and not job.generations.behind
-    seconds, steps, waited, input_wait, tokens = 0.0, 0, 0.0, 0.0, 0
+    summed, memory = dict.fromkeys(_SUMMED, 0.0), 0.0
     with Progress("train", job.steps, "steps", done) as progress:
         while True:
             if lends:
-                waited += builder.make_open()
+                summed["waited"] += builder.make_open()
                 job = replace(job, until=job.generations.end(done))
             result = followed.run(job, gpu, builder, progress)
-            seconds, steps, done = seconds + result["seconds"], steps + result["steps"], result["step"]
-            waited, input_wait = waited + result["waited"], input_wait + result["input_wait"]
-            tokens += result["tokens"]
+            done, memory = result["step"], max(memory, result["memory"])
+            summed = {name: value + result[name] for name, value in summed.items()}
             if result["ended"]:
                 if done < job.steps:
                     say(f"train: ended after {done:,} steps: the dev metric was best at step {result['best_step']:,}")
                 _say_gain(result)
-                summed = {"seconds": seconds, "steps": steps, "waited": waited, "input_wait": input_wait, "tokens": tokens}
-                return {**result, **summed}
+                return {**result, **summed, "memory": memory}
             if done < job.until:
                 say(f"train: a node of its workers is going to be taken away; it continues from step {done:,}")
 

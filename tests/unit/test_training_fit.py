@@ -1,8 +1,14 @@
-"""What a training says before its first step."""
+"""What a training says before its first step, and what it records of the workers that it started one after another."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raydense.training.fit import _say_of_patience
+from raydense.storage import Place
+from raydense.training.fit import _say_of_patience, _train
+from raydense.training.generations import Generations
+from raydense.training.loop import Job
 from raydense.training.method import dev_interval
 from raydense.training.settings import TrainSettings
 
@@ -28,3 +34,33 @@ def test_patience_that_ends_nothing_is_said(
     _say_of_patience(settings, dev_interval(settings, steps), steps)
     printed = capsys.readouterr().err
     assert said in printed if said else not printed
+
+
+def test_the_summary_is_of_all_workers_that_were_started_one_after_another(tmp_path: Path) -> None:
+    """In mode sync one run of them for each period: the seconds and the tokens of all, and the memory of the one that took most."""
+    folders = {key: key for key in ("model", "corpus", "queries", "examples", "output")}
+    settings: Any = TrainSettings(objective="retriever", **folders, refresh={"every": 5})
+    generations = Generations(Place.of(tmp_path), 15, 5)
+    job = Job(settings, "model", Place.of(tmp_path), 15, {}, generations, 15, {})
+    one = {"steps": 5, "seconds": 2.0, "waited": 0.5, "input_wait": 0.25, "tokens": 100, "start": None, "best": None, "best_step": 15}
+    memory, until = {5: 3.0, 10: 7.5, 15: 4.0}, []
+
+    class Started:
+        def run(self, job: Job, *_: Any) -> dict[str, Any]:
+            until.append(job.until)
+            return {**one, "step": job.until, "memory": memory[job.until], "ended": job.until == job.steps}
+
+        def make_open(self) -> float:
+            return 10.0
+
+    started: Any = Started()
+    found = _train(job, False, 0, started, started)
+    assert until == [5, 10, 15]
+    assert {name: found[name] for name in ("steps", "seconds", "waited", "input_wait", "tokens")} == {
+        "steps": 15,
+        "seconds": 6.0,
+        "waited": 31.5,
+        "input_wait": 0.75,
+        "tokens": 300,
+    }
+    assert found["memory"] == 7.5
