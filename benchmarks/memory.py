@@ -228,7 +228,7 @@ def _two_steps(settings: Any, device: Any) -> None:
     from raydense.training.batches import Sampler
     from raydense.training.engine import make_engine
     from raydense.training.method import method_of
-    from raydense.training.pieces import pieces_of
+    from raydense.training.piece_count import pieces_of
     from raydense.training.precision import precision_for
     from raydense.training.start_model import load_start
     from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back

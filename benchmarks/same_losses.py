@@ -173,7 +173,7 @@ def curve(run: dict[str, Any]) -> list[float]:
     from raydense.training.step import forward_and_backward
 
     try:
-        from raydense.training.pieces import pieces_of
+        from raydense.training.piece_count import pieces_of
     except ModuleNotFoundError:  # an earlier commit had it there
         from raydense.training.step import pieces_of  # type: ignore[attr-defined,no-redef]
 

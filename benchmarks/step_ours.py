@@ -24,7 +24,7 @@ from raydense.training.engine import Engine, make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Method, load_model, method_of
 from raydense.training.part import Part
-from raydense.training.pieces import pieces_of
+from raydense.training.piece_count import pieces_of
 from raydense.training.precision import choose_precision
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.step import forward_and_backward

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from raydense.settings import flat
 from raydense.storage import read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import dev_interval, method_of
+from raydense.training.piece_count import accumulates, pieces_of
 from raydense.training.settings import MeasuredSettings, TrainSettings, refresh_of
 
 _ESTIMATES: dict[str, tuple[str, int]] = {}  # of this process: the trials of a sweep, or seeds, are often alike
@@ -52,20 +55,31 @@ def _flops(settings: LoopSettings, steps: Holds, examples: Holds | None, models:
     query = model.flops * tokens(queries.each if queries else QUERY_CHARACTERS, model.query_length)
     both = (corpus.each if corpus else PASSAGE_CHARACTERS) + QUERY_CHARACTERS
     each = {"queries": query, "pairs": scorer.flops * tokens(both, scorer.passage_length)}
-    texts = method_of(settings).texts_of(settings).items()
-    part = sum(count * each.get(kind, passage) for kind, count in texts) * settings.workers * settings.accumulation
-    cached = 1.0 if settings.micro_batch and method_of(settings).couples(settings) else 0.0  # gradient caching runs forward twice
-    once = _measured(settings, steps, passage) + _renewed(settings, steps, examples, passage, both, known)
-    return (_BACKWARD + cached) * steps.rows * part + once
+    method, learned = method_of(settings), _BACKWARD + _again(settings)
+    runs = dict.fromkeys(method.without_gradient(settings), 1.0)
+    texts = method.texts_of(settings).items()
+    part = (
+        sum(count * each.get(kind, passage) * runs.get(kind, learned) for kind, count in texts) * settings.workers * settings.accumulation
+    )
+    once = _measured(settings, steps, {**each, "passages": passage}) + _renewed(settings, steps, examples, passage, both, known)
+    return steps.rows * part + once
 
 
-def _measured(settings: LoopSettings, steps: Holds, passage: float) -> float:
-    """What it takes to encode the passages that dev queries are searched in, of all measurements."""
+def _again(settings: LoopSettings) -> float:
+    """The forward passes of a step that are made again: by gradient caching, for which `micro_batch: auto` may find no need, and in the backward pass."""
+    caches = settings.micro_batch != "auto" and pieces_of(settings) > 1 and not accumulates(settings)
+    return float(caches) + float(settings.activation_checkpointing)
+
+
+def _measured(settings: LoopSettings, steps: Holds, each: Mapping[str, float]) -> float:
+    """What it takes to encode the passages that dev queries are searched in, and to score the pairs of a re-ranker, of all measurements."""
     dev = settings.dev if isinstance(settings, MeasuredSettings) else None
     if not dev:
         return 0.0
-    times = steps.rows // dev_interval(settings, int(steps.rows))
-    return times * dev.passages * passage
+    method, kinds = method_of(settings), {"passages", "pairs"} if dev.run else {"passages"}
+    measured = (kinds & method.texts_of(settings).keys()) - method.without_gradient(settings)
+    times = 1 + math.ceil(steps.rows / dev_interval(settings, int(steps.rows)))  # before the first step, too, and after the last
+    return times * dev.passages * sum(each[kind] for kind in measured)
 
 
 def _renewed(settings: LoopSettings, steps: Holds, examples: Holds | None, passage: float, both: float, known: Known) -> float:

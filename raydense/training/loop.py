@@ -30,7 +30,8 @@ from raydense.training.method import dev_interval, method_of
 from raydense.training.micro_batch import Kept, find_micro_batch, keep_half, kept_micro_batch, out_of_memory, refuse_too_little_to_offload
 from raydense.training.notice import Asked, Notice
 from raydense.training.outage import outlasting
-from raydense.training.pieces import Cut, cut_up, pieces_of
+from raydense.training.piece_count import pieces_of
+from raydense.training.pieces import Cut, cut_up
 from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
 from raydense.training.registered import State, newest_state

@@ -31,7 +31,7 @@ from raydense.models.weights import without_reading
 from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, offloads, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
-from raydense.training.pieces import largest_piece, pieces_of
+from raydense.training.piece_count import largest_piece, pieces_of
 from raydense.training.precision import DTYPES, precision_for
 from raydense.training.step import checkpoint_activations
 

@@ -21,7 +21,7 @@ from raydense.storage import Place
 from raydense.training.engine import offloads, tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
-from raydense.training.pieces import pieces_of, texts_of
+from raydense.training.piece_count import pieces_of, texts_of
 from raydense.training.precision import DTYPES
 
 # The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.

@@ -1,8 +1,7 @@
-"""How a part of a step is cut into pieces: how many there are, and which rows each has. Done on the CPU, ahead of the step."""
+"""How a part of a step is cut into pieces: which rows each has. Done on the CPU, ahead of the step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from raydense.models.masking import masked_places
 from raydense.training.engine import tied
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, method_of
+from raydense.training.piece_count import accumulates
 
 Texts = dict[str, dict[str, Tensor]]
 # What a forward and backward costs apart from its tokens, as so many tokens: the less, the more pieces of about one length.
@@ -50,40 +50,6 @@ class Cut:
 
 def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
     return {name: _moved(one, move) for name, one in value.items()} if isinstance(value, dict) else move(value)
-
-
-def texts_of(settings: LoopSettings) -> dict[str, int]:
-    """How many texts of each kind a worker has in a part of a step, at most."""
-    return method_of(settings).texts_of(settings)
-
-
-def accumulates(settings: LoopSettings) -> bool:
-    """Whether a part runs in pieces by plain accumulation: no loss couples its queries, and the texts of one query fit in a piece."""
-    if not settings.micro_batch or settings.micro_batch == "auto":
-        return False
-    return not method_of(settings).couples(settings) and settings.micro_batch >= _each(settings)
-
-
-def pieces_of(settings: LoopSettings) -> int:
-    """The number of pieces in which a worker runs each part of a step: no piece has more than `micro_batch` texts of a kind."""
-    if accumulates(settings):
-        assert isinstance(settings.micro_batch, int)
-        return math.ceil(method_of(settings).queries_of(settings) / (settings.micro_batch // _each(settings)))
-    assert isinstance(settings.micro_batch, int), "micro_batch auto is found first"
-    return math.ceil(max(texts_of(settings).values()) / settings.micro_batch) if settings.micro_batch else 1
-
-
-def _each(settings: LoopSettings) -> int:
-    """The most texts of a kind that one query has."""
-    return max(texts_of(settings).values()) // method_of(settings).queries_of(settings)
-
-
-def largest_piece(settings: LoopSettings, pieces: int) -> dict[str, int]:
-    """How many texts of each kind the largest piece has."""
-    texts, queries = texts_of(settings), method_of(settings).queries_of(settings)
-    if accumulates(settings):
-        return {name: -(-queries // pieces) * (count // queries) for name, count in texts.items()}
-    return {name: -(-count // pieces) for name, count in texts.items()}
 
 
 def cut_up(settings: LoopSettings, batch: Batch, pieces: int, device: str = "cpu") -> Cut:

@@ -9,7 +9,7 @@ from torch import nn
 
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import forward_and_back, longest_batch
-from raydense.training.pieces import texts_of
+from raydense.training.piece_count import texts_of
 
 _TOKENS = 16
 

@@ -28,7 +28,7 @@ from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
-from raydense.training.pieces import pieces_of
+from raydense.training.piece_count import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.start_model import load_start
 from raydense.training.step import forward_and_backward

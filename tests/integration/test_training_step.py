@@ -27,7 +27,8 @@ from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline
 from raydense.training.method import load_model, method_of
-from raydense.training.pieces import _EACH_COSTS, by_length, cut_up, piece_of, pieces_of
+from raydense.training.piece_count import pieces_of
+from raydense.training.pieces import _EACH_COSTS, by_length, cut_up, piece_of
 from raydense.training.prefetch import Prefetch
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.start_model import load_start

@@ -87,6 +87,50 @@ def test_pairs_are_read_by_the_re_ranker(monkeypatch: pytest.MonkeyPatch) -> Non
     assert two - one == pytest.approx(alone, rel=0.01), "twice the operations of the pairs"
 
 
+def test_a_step_counts_the_forward_passes_that_it_makes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of gradient caching, where a loss couples the pieces, or one list is in several; and of activations that are not kept."""
+
+    def passes(objective: str, **changes: Any) -> float:
+        own = {"model": "large"} if objective == "reranker" else {}
+        found, plain = (work_of(monkeypatch, objective=objective, max_steps=10, negatives=3, **own, **more) for more in (changes, {}))
+        return 3 * found["flops"] / plain["flops"]
+
+    texts = 64 * 4
+    assert passes("retriever", micro_batch=texts - 1) == pytest.approx(4)
+    assert passes("retriever", micro_batch=texts) == pytest.approx(3), "one piece"
+    assert passes("retriever", micro_batch="auto") == pytest.approx(3)
+    assert passes("reranker", micro_batch=4) == pytest.approx(3), "plain accumulation"
+    assert passes("reranker", micro_batch=3) == pytest.approx(4), "a list is cut"
+    assert passes("retriever", activation_checkpointing=True) == pytest.approx(4)
+    assert passes("retriever", activation_checkpointing=True, micro_batch=8) == pytest.approx(5)
+
+
+def test_a_static_teacher_runs_forward_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"objective": "joint", "max_steps": 10, "negatives": 7, "reranker": "large"}
+    static, dynamic = (work_of(monkeypatch, **given, teacher=teacher)["flops"] for teacher in ("static", "dynamic"))
+    pairs = work_of(monkeypatch, objective="reranker", model="large", max_steps=10, negatives=7)["flops"]
+    assert dynamic - static == pytest.approx(pairs * 2 / 3)
+
+
+def test_each_measurement_of_the_dev_metric_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, at each interval and after the last; of what is measured: passages, pairs, or both."""
+
+    def measured(**changes: Any) -> float:
+        given = {"max_steps": 10, "negatives": 7, **changes}
+        dev = {"qrels": "d", "run": "r", "passages": 500} | given.pop("dev", {})
+        plain, found = (work_of(monkeypatch, **given, **more)["flops"] for more in ({}, {"dev": dev}))
+        return found - plain
+
+    passages, pairs = 500 * 1e7 * (400 / 4.2 + 2), 500 * 3e8 * (440 / 4.2 + 2)
+    assert measured(objective="retriever") == pytest.approx(11 * passages, rel=0.01)
+    assert measured(objective="retriever", dev={"every": 4}) == pytest.approx(4 * passages, rel=0.01)
+    assert measured(objective="reranker", model="large") == pytest.approx(11 * pairs, rel=0.01)
+    joint = {"objective": "joint", "reranker": "large"}
+    assert measured(**joint) == pytest.approx(11 * (passages + pairs), rel=0.01)
+    assert measured(**joint, dev={"run": None}) == pytest.approx(11 * passages, rel=0.01)
+    assert measured(**joint, teacher="static") == pytest.approx(11 * passages, rel=0.01), "it measures the same at each step"
+
+
 def test_a_refresh_encodes_the_corpus_and_scores_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_refreshes(**refresh: Any) -> float:
         plain, with_refresh = (work_of(monkeypatch, objective="retriever", **more)["flops"] for more in ({}, {"refresh": refresh}))

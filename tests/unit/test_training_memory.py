@@ -39,7 +39,7 @@ from raydense.training.micro_batch import (
     refuse_too_little_to_offload,
     refuse_too_little_to_write,
 )
-from raydense.training.pieces import pieces_of
+from raydense.training.piece_count import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker
