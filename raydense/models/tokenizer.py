@@ -86,15 +86,11 @@ class PairTokenizer:
         self.source, self.length = source, length
         self.pad_id = int(source.pad_token_id)
         self._typed = "token_type_ids" in source.model_input_names
-        self._query = _cut_to(source, length // 2)
-        self._pair = _cut_to(source, length, "only_second")
+        self._pair = _cut_to(source, length)
 
     def pairs(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
-        """Tokens of each pair; only the passage is cut, but a query of more than half the length is cut to that half first."""
-        unique, half = list(dict.fromkeys(queries)), self.length // 2
-        encoded = self._query.encode_batch(unique, add_special_tokens=False)
-        cut = {q: q[: e.offsets[-1][1]] if len(e) == half else q for q, e in zip(unique, encoded, strict=True)}
-        return _tokens(self._pair.encode_batch_fast, [(cut[q], p) for q, p in zip(queries, passages, strict=True)], self._typed)
+        """Tokens of each pair; in one that is too long, the longer text is cut until both are equally long, then both, as by Hugging Face."""
+        return _tokens(self._pair.encode_batch_fast, list(zip(queries, passages, strict=True)), self._typed)
 
 
 def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
@@ -116,9 +112,9 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
 
 
 def require_room(source: PreTrainedTokenizerBase, name: str, length: int, folder: str | Path, pair: bool = False) -> None:
-    """InputError if special tokens fill a text of `length`, or the half of a pair that is the passage's: `tokenizers` would not cut, or fail."""
+    """InputError if `length` has no token for a text, or for each text of a pair, beside the special ones: `tokenizers` would not cut."""
     special = source.backend_tokenizer.num_special_tokens_to_add(pair)
-    least = 1 + (2 if pair else 1) * special
+    least = (2 if pair else 1) + special
     if length < least:
         raise InputError(f"{name} {length} leaves no room beside {special} special tokens", folder, f"make it at least {least}")
 
@@ -151,9 +147,9 @@ def splits_words_first(source: PreTrainedTokenizerBase) -> bool:
     return plain and isinstance(core.pre_tokenizer, BertPreTokenizer) and isinstance(core.model, WordPiece)
 
 
-def _cut_to(source: PreTrainedTokenizerBase, length: int, strategy: str = "longest_first") -> Tokenizer:
+def _cut_to(source: PreTrainedTokenizerBase, length: int) -> Tokenizer:
     core = Tokenizer.from_str(source.backend_tokenizer.to_str())
-    core.enable_truncation(length, strategy=strategy)
+    core.enable_truncation(length)
     return core
 
 

@@ -37,6 +37,8 @@ def test_ours_gives_the_same_scores_in_sentence_transformers(tiny_folder, texts,
     ours = scores(model, queries, texts)
     theirs = TheirCrossEncoder(str(tmp_path), device="cpu", local_files_only=True)
     np.testing.assert_allclose(theirs.predict(list(zip(queries, texts, strict=True))), ours, atol=1e-5)
+    of_long_queries = theirs.predict(list(zip(texts, queries, strict=True)))
+    np.testing.assert_allclose(of_long_queries, scores(model, texts, queries), atol=1e-5)
     assert ours.std() > 0.001  # far more than the tolerance above
     assert np.ptp(ours) > 0
     again = CrossEncoder.load(tmp_path)

@@ -80,22 +80,16 @@ def test_a_pickled_tokenizer_gives_the_same_tokens(tiny_folder, texts):
     assert rows(pickle.loads(pickle.dumps(pair)).pairs(texts, texts)) == rows(pair.pairs(texts, texts))
 
 
-def test_only_the_passage_of_a_pair_is_cut(tiny_folder, texts):
+@pytest.mark.parametrize("length", [20, 32, 33, 512])
+def test_pairs_are_cut_as_by_hugging_face(tiny_folder, texts, length):
+    """Texts of 1 to 100 words, each as a query with each as a passage: whole where the pair fits, else the longer is cut first."""
     theirs = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
-    queries = [texts[1 + i % 4] for i in range(len(texts))]
-    tokens = load_pair_tokenizer(tiny_folder, 32).pairs(queries, texts)
-    wanted = theirs(queries, texts, truncation="only_second", max_length=32)
+    queries, passages = [text for text in texts for _ in texts], texts * len(texts)
+    tokens = load_pair_tokenizer(tiny_folder, length).pairs(queries, passages)
+    wanted = theirs(queries, passages, truncation=True, max_length=length)
     assert rows(tokens) == wanted["input_ids"]
-    assert np.split(tokens.types, tokens.offsets[1:-1])[7].tolist() == wanted["token_type_ids"][7]
-    assert tokens.lengths.max() == 32
-
-
-def test_a_long_query_leaves_half_of_the_pair_to_the_passage(tiny_folder, texts):
-    tokens = load_pair_tokenizer(tiny_folder, 20).pairs([texts[-1]], [texts[-2]])
-    query, passage = (tokens.types == 0).sum(), (tokens.types == 1).sum()
-    assert (query, passage) == (10 + 2, 20 - 12)
-    alone = load_pair_tokenizer(tiny_folder, 512).pairs([texts[-1]], [texts[-2]])
-    assert tokens.ids[:11].tolist() == alone.ids[:11].tolist()
+    assert [part.tolist() for part in np.split(tokens.types, tokens.offsets[1:-1])] == wanted["token_type_ids"]
+    assert tokens.lengths.max() == min(length, max(len(ids) for ids in theirs(queries, passages)["input_ids"]))
 
 
 def test_pairs_need_as_many_queries_as_passages(tiny_folder, texts):
@@ -126,7 +120,7 @@ def roberta_like(folder, tiny_folder):
 
 @pytest.mark.parametrize("special", [3, 4])
 def test_a_length_that_special_tokens_fill_is_refused_and_the_next_one_holds(special, tiny_folder, texts, tmp_path):
-    """tokenizers does not cut at all to fewer tokens than the special ones, and fails on a pair whose passage has no room."""
+    """tokenizers does not cut at all to fewer tokens than the special ones."""
     folder = tiny_folder if special == 3 else roberta_like(tmp_path, tiny_folder)
     for key in ("query_length", "passage_length"):
         for length in (1, 2):
@@ -134,11 +128,10 @@ def test_a_length_that_special_tokens_fill_is_refused_and_the_next_one_holds(spe
                 load_tokenizer(folder, **{key: length})
         lengths = load_tokenizer(folder, **{key: 3})
         assert (lengths.queries if key[0] == "q" else lengths.passages)(texts).lengths.max() == 3
-    for length in (1, special, 2 * special):
-        with pytest.raises(
-            InputError, match=f"length {length} leaves no room beside {special} special tokens; make it at least {2 * special + 1}"
-        ):
+    least = special + 2
+    for length in (1, special, special + 1):
+        with pytest.raises(InputError, match=f"length {length} leaves no room beside {special} special tokens; make it at least {least}"):
             load_pair_tokenizer(folder, length)
     long = "a b c d e f " * 9
-    tokens = load_pair_tokenizer(folder, 2 * special + 1).pairs([long, "a", long, ""], [long, long, "a", ""])
-    assert tokens.lengths.tolist() == [2 * special + 1, 2 * special + 1, 2 * special + 1, special]
+    tokens = load_pair_tokenizer(folder, least).pairs([long, "a", long, ""], [long, long, "a", ""])
+    assert tokens.lengths.tolist() == [least, least, least, special]
