@@ -24,14 +24,22 @@ def write_table(folder: Path, kind: str, parts: list[pa.Table], /, stage: str = 
     draft.finish(sum(p.num_rows for p in parts), **summary)
 
 
-def write_world(root: Path, texts: list[str], qrels: list[tuple[str, str, int]], run: Run, cuts: int = 1, **summary: object) -> None:
-    """Passages p0, p1, ... of these texts, the queries of qrels and run, and the run in `cuts` files of equal rows."""
+def write_world(
+    root: Path,
+    texts: list[str],
+    qrels: list[tuple[str, str, int]],
+    run: Run,
+    cuts: int = 1,
+    asked: dict[str, str] | None = None,
+    **summary: object,
+) -> None:
+    """Passages p0, p1, ... of these texts, the queries of qrels and run, whose text is `asked` or the id, and the run in `cuts` files of equal rows."""
     draft = Draft.open(root / "corpus", "corpus", {"test": "corpus"})
     writer = CorpusWriter(draft, 3)
     writer.add(pa.table({"passage_id": [f"p{i}" for i in range(len(texts))], "title": [""] * len(texts), "text": texts}))
     writer.finish()
     ids = list(dict.fromkeys([q for q, _, _ in qrels] + list(run)))
-    write_table(root / "queries", "queries", [pa.table({"query_id": ids, "text": ids})])
+    write_table(root / "queries", "queries", [pa.table({"query_id": ids, "text": [(asked or {}).get(q, q) for q in ids]})])
     names = ["query_id", "passage_id", "relevance"]
     write_table(root / "qrels", "qrels", [pa.table(dict(zip(names, map(list, zip(*qrels, strict=True)), strict=True)))])
     rows = [(q, p, rank, score) for q, hits in run.items() for rank, (p, score) in enumerate(hits, 1)]

@@ -78,6 +78,12 @@ def judged_rows(queries: pa.Table, qrels: str | os.PathLike[str] | None) -> NDAr
     return rows
 
 
+def first_of_text(texts: pa.ChunkedArray) -> NDArray[np.int64]:
+    """The position of the first query with the text of each, int64 [n]: one question under two ids then has the positives of both."""
+    numbers = texts.combine_chunks().dictionary_encode().indices.to_numpy()
+    return np.unique(numbers, return_index=True)[1][numbers]
+
+
 def unknown_query(query: str, where: object) -> InputError:
     """The error of what names a query that the queries do not have."""
     return InputError(f"names query {query!r}, which the queries do not have", where, "give the queries that it was made for")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import not_adjacent, scored_depth
 from raydense.data.store import PassageStore, Rows
-from raydense.data.tables import SCHEMAS, query_positions, query_starts, read_table, unknown_query
+from raydense.data.tables import SCHEMAS, first_of_text, query_positions, query_starts, read_table, unknown_query
 from raydense.mining.negatives import Flags, Positives
 from raydense.runtime.progress import say
 from raydense.storage import Artifact
@@ -35,10 +36,14 @@ class Judged:
         self.run, self._qrels = run, qrels
         self.store = PassageStore(corpus)
         self.store.refuse_rows_of_another(Artifact.open(run, "run"))
-        known = read_table(queries, "queries", ["query_id"])
+        known = read_table(queries, "queries", ["query_id", "text"])
         judgements = read_table(qrels, "qrels") if qrels else SCHEMAS["qrels"].empty_table()
-        query_positions(judgements["query_id"], known, qrels)
+        judged = query_positions(judgements["query_id"], known, qrels)
         self.positives, self._judgements = Positives.of(judgements, self.store, qrels), len(judgements)
+        first = known["query_id"].take(pa.array(first_of_text(known["text"])))
+        of_questions = judgements.set_column(judgements.schema.get_field_index("query_id"), "query_id", first.take(pa.array(judged)))
+        self._known = Positives.of(of_questions, self.store, qrels)
+        self._question = IdLookup(self._known.query_ids).positions(first)
         self._queries, self._judged = IdLookup(known["query_id"]), IdLookup(self.positives.query_ids)
         self.met = np.zeros(len(known), dtype=bool)
         self.judged_met = np.zeros(len(self.positives), dtype=bool)
@@ -65,6 +70,10 @@ class Judged:
         numbers = self._judged.positions(ids)
         self.judged_met[numbers[numbers >= 0]] = True
         return ids, np.diff(starts), numbers
+
+    def like_positive(self, ids: pa.Array, query: Rows, text_hash: NDArray[np.uint64]) -> Flags:
+        """Whether each passage has the text of a positive of its question: of any query with the text of `ids[query]`."""
+        return self._known.hold_text(self._question[self._queries.positions(ids)][query], text_hash)
 
     @property
     def unmet(self) -> Flags:

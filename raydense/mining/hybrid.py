@@ -72,7 +72,7 @@ class HybridMiner(Miner):
     def _denoised(self, positives: Candidates, negatives: Candidates, ids: pa.Array, wanted: Rows) -> Candidates:
         """`denoised` of the labels' negatives of each query, without positives of the qrels or the labels, and without repeated texts."""
         text = self.store.text_hash
-        known = self.positives.hold_text(wanted[negatives.query], text[negatives.row])
+        known = self.judged.like_positive(ids, negatives.query, text[negatives.row])
         known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])
         free = negatives.at(~known & ~repeats(negatives.query, text[negatives.row]))
         drawn = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)

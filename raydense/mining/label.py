@@ -106,12 +106,13 @@ def _scoring(settings: LabelSettings, output: Place) -> RerankSettings:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The candidates of a block, with the probability of each in float64 and whether it is a positive."""
+    """The candidates of a block, with the probability of each in float64 and whether it is a positive: `known` of the question under any id."""
 
     found: Candidates
     probability: NDArray[np.float64]
     gold: Flags
     gold_or_like: Flags
+    known: Flags
 
 
 class _Labeller:
@@ -124,7 +125,7 @@ class _Labeller:
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
         """The examples of one block, and its counts; the arguments are those of `Judged.queries_of`."""
-        scored = self._scored(block, numbers, lengths)
+        scored = self._scored(block, ids, numbers, lengths)
         pseudo, negatives, counts = self._thresholded(scored)
         row, query = self.judged.positives.lists(numbers)
         gold = Listed.of(query, row, scores_of(query, row, scored.found.at(scored.gold)), "gold")
@@ -141,21 +142,23 @@ class _Labeller:
         counts["sizes"] = np.bincount(drawn.counts(len(ids))[kept], minlength=self.settings.negatives + 1).tolist()
         return examples_table(ids, positives, drawn, kept), counts
 
-    def _scored(self, block: pa.Table, numbers: Rows, lengths: Rows) -> _Scored:
+    def _scored(self, block: pa.Table, ids: pa.Array, numbers: Rows, lengths: Rows) -> _Scored:
         rank = block["rank"].to_numpy()
         taken = rank <= self.depth
         query = np.repeat(np.arange(len(lengths)), lengths)[taken]
         row = self.judged.store.known_rows(block["passage_id"].filter(pa.array(taken)), self.settings.run)
         score = block["score"].to_numpy()[taken]
         gold = self.judged.positives.hold(numbers[query], row)
-        like = self.judged.positives.hold_text(numbers[query], self.judged.store.text_hash[row])
-        return _Scored(Candidates(query, row, rank[taken], score.astype(np.float32)), probability(score), gold, gold | like)
+        text = self.judged.store.text_hash[row]
+        like, known = self.judged.positives.hold_text(numbers[query], text), self.judged.like_positive(ids, query, text)
+        return _Scored(Candidates(query, row, rank[taken], score.astype(np.float32)), probability(score), gold, gold | like, known)
 
     def _thresholded(self, scored: _Scored) -> tuple[Candidates, Candidates, dict[str, Any]]:
         """Pseudo-positives and confident negatives, each in the order of the run, and the counts."""
         found, probability, free = scored.found, scored.probability, ~scored.gold_or_like
         text = self.judged.store.text_hash[found.row]
-        above, below = free & (probability > self.settings.s_pos), free & (probability < self.settings.s_neg)
+        above, low = free & (probability > self.settings.s_pos), free & (probability < self.settings.s_neg)
+        below = low & ~scored.known
         pseudo = above.copy()
         pseudo[above] = ~repeats(found.query[above], text[above])
         like_pseudo = below.copy()
@@ -167,10 +170,10 @@ class _Labeller:
         counts = {
             "candidates": {
                 "gold positives": int(scored.gold.sum()),
-                "text of a gold positive": int((scored.gold_or_like & ~scored.gold).sum()),
+                "text of a gold positive": int((scored.gold_or_like & ~scored.gold).sum() + (low & scored.known).sum()),
                 "pseudo-positives": int(pseudo.sum()),
                 "confident negatives": int(once.sum()),
-                "between the thresholds": int((free & ~above & ~below).sum()),
+                "between the thresholds": int((free & ~above & ~low).sum()),
                 "text of a pseudo-positive": int(like_pseudo.sum()),
                 "repeated text": int((above & ~pseudo).sum() + (negative & ~once).sum()),
             },

@@ -43,7 +43,7 @@ class Miner:
         query = np.repeat(place, lengths)
         if self.scored is not None:
             query[block["rank"].to_numpy() > self.scored] = -1
-        found = self.candidates(block, query, wanted, counts)
+        found = self.candidates(block, query, ids, wanted, counts)
         positives, negatives, short = self.lists(found, ids, wanted, counts)
         if self.settings.teacher:
             positives = positives.scored(self.taken(block, query, query >= 0))
@@ -55,7 +55,7 @@ class Miner:
         counts["sources"] = {"positives": positives.sources(kept), "negatives": negatives.sources(kept)}
         return examples_table(ids, positives, negatives, kept).drop_columns(self.left_out), counts
 
-    def candidates(self, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
+    def candidates(self, block: pa.Table, query: Rows, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> Candidates:
         """The candidates of each query, in the order of the run; counts what is left out, by cause."""
         rank = block["rank"].to_numpy()
         inside = (query >= 0) & (rank <= self.depth)
@@ -64,7 +64,7 @@ class Miner:
         found = self.taken(block, query, taken)
         text_hash = self.store.text_hash[found.row]
         positive = self.positives.hold(wanted[found.query], found.row)
-        like_positive = self.positives.hold_text(wanted[found.query], text_hash)
+        like_positive = self.judged.like_positive(ids, found.query, text_hash)
         free = ~positive & ~like_positive
         repeated = np.zeros(len(found), dtype=bool)
         repeated[free] = repeats(found.query[free], text_hash[free])
@@ -99,7 +99,7 @@ class Miner:
         """Random passages of the corpus for each query: no positive, and no text of a positive, of a chosen one, or twice."""
         query, row = random_rows(self.settings.seed, hash_strings(ids), len(self.store), self.settings.random)
         text = self.store.text_hash[row]
-        free = ~self.positives.hold_text(wanted[query], text) & ~repeats(query, text)
+        free = ~self.judged.like_positive(ids, query, text) & ~repeats(query, text)
         free &= ~among(query, text, chosen.query, self.store.text_hash[chosen.row])
         query, row = query[free], row[free]
         first = first_of_each(query, np.arange(len(query)), self.settings.random)

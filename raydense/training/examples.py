@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.store import PassageStore
-from raydense.data.tables import concat_parts, positives_of, query_positions, read_table, refuse_rows_outside
+from raydense.data.tables import concat_parts, first_of_text, positives_of, query_positions, read_table, refuse_rows_outside
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, read_manifest
@@ -83,7 +83,7 @@ def read_training_data(
     if settings.more_examples:
         examples = examples.and_then(read_examples(settings.more_examples, queries, store, negatives))
     examples = _of_topics(_of_sources(examples, queries, settings), settings)
-    examples = replace(examples, query=_first_of_text(queries["text"])[examples.query])
+    examples = replace(examples, query=first_of_text(queries["text"])[examples.query])
     if needs_scores:
         examples = _scored(examples, negatives, settings, log)
     return examples, Texts(queries, store)
@@ -110,12 +110,6 @@ def _of_topics(examples: Examples, settings: TrainSettings) -> Examples:
         raise InputError(f"has the topics of other queries than {settings.queries}", folder, "make the topics of these")
     topic = read_table(folder, "topics", ["topic"])["topic"].to_numpy()
     return replace(examples, topic=topic[examples.query].astype(np.int64))
-
-
-def _first_of_text(texts: pa.ChunkedArray) -> Ints:
-    """The position of the first query with the text of each: one question under two ids then has the positives of both."""
-    numbers = texts.combine_chunks().dictionary_encode().indices.to_numpy()
-    return np.unique(numbers, return_index=True)[1][numbers]
 
 
 def require_scores(settings: TrainSettings) -> None:

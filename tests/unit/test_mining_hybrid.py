@@ -173,6 +173,15 @@ def test_a_part_that_is_short_is_reported_and_not_filled_from_the_other(world: P
         hybrid(world, "failed", negatives=24, denoised=12, shortage="fail")
 
 
+def test_a_positive_of_the_same_question_under_another_id_is_in_neither_part(tmp_path: Path) -> None:
+    qrels = [("q0", "p0", 1), ("other", "p21", 1), ("other", "p5", 1)]
+    write_world(tmp_path, TEXTS, qrels, {"q0": HITS}, asked={"q0": "asthma", "other": "asthma"})
+    write_labels(tmp_path, {"q0": LABELS["q0"]})
+    example = examples_of(hybrid(tmp_path, negatives=40, denoised=10))["q0"]
+    assert example["positives"] == [0, 1]
+    assert sorted(example["negatives"]) == [row for row in range(2, 40) if row not in (5, 21)]
+
+
 def test_each_part_is_drawn_by_its_own_random_numbers(world: Path) -> None:
     """With random numbers in common, the denoised part would leave the undenoised one those confident negatives with the highest numbers."""
     texts = [f"text {i}" for i in range(100)]

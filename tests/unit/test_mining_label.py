@@ -146,6 +146,20 @@ def test_gold_stays_whatever_the_score_of_the_teacher(tmp_path: Path, capsys: py
     assert "1 of 1 gold positives below s_neg (100%)" in capsys.readouterr().err
 
 
+def test_a_positive_of_the_same_question_under_another_id_is_no_confident_negative(tmp_path: Path) -> None:
+    """Nor for a query that is not judged; where the teacher is sure of it, it is a pseudo-positive."""
+    hits = [("p3", 5.0), ("p4", 4.0), ("p0", -3.0), ("p6", -4.0)]
+    qrels = [("q1", "p1", 1), ("q2", "p0", 1), ("q2", "p4", 1)]
+    asked = dict.fromkeys(["q1", "q2", "free"], "what is asthma")
+    write_world(tmp_path, TEXTS, qrels, {"q1": hits, "free": hits, "other": hits}, asked=asked, stage="rerank", model="m")
+    artifact = label_world(tmp_path)
+    found = examples_of(artifact)
+    assert {q: sorted(one["negatives"]) for q, one in found.items()} == {"q1": [6], "free": [6], "other": [0, 6]}
+    assert {q: one["positives"] for q, one in found.items()} == {"q1": [1, 3, 4], "free": [3, 4], "other": [3, 4]}
+    assert artifact.summary["candidates"]["text of a gold positive"] == 2
+    assert sum(artifact.summary["candidates"].values()) == 12
+
+
 def test_hits_that_a_re_ranked_run_keeps_below_its_depth_are_not_read_as_logits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut = {q: hits[:2] for q, hits in {**RUN, **FREE}.items()}
     for name, run, depth in (("kept", {**RUN, **FREE}, 2), ("cut", cut, 100)):

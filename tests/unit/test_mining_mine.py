@@ -195,6 +195,19 @@ def test_all_positives_and_their_texts_are_left_out_and_counted(tmp_path: Path):
     assert artifact.summary["candidates"] == 7
 
 
+def test_a_positive_of_the_same_question_under_another_id_is_no_negative(tmp_path: Path):
+    """Of the run, at random, and where the other query is not in the run."""
+    texts, hits = [f"text {i}" for i in range(6)], [(f"p{i}", 9.0 - i) for i in range(6)]
+    asked = {"q1": "what is asthma", "q2": "what is asthma"}
+    write_world(tmp_path, texts, [("q1", "p0", 1), ("q2", "p1", 1), ("q3", "p2", 1)], {"q1": hits, "q3": hits}, asked=asked)
+    found = examples_of(mine_world(tmp_path, negatives=6, pick="top"))
+    assert found["q1"]["positives"] == [0]
+    assert found["q1"]["negatives"] == [2, 3, 4, 5]
+    assert found["q3"]["negatives"] == [0, 1, 3, 4, 5]
+    at_random = examples_of(mine_world(tmp_path, "random", negatives=6, random=6))
+    assert sorted(at_random["q1"]["negatives"]) == [2, 3, 4, 5]
+
+
 def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
     """At whatever rank the run has one; null where it has none. Nothing else changes."""
     write_world(tmp_path, TEXTS, [*QRELS, ("q", "p7", 1)], RUN)
