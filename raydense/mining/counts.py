@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from raydense.runtime.progress import say
+
 
 def added(blocks: Iterable[dict[str, int]]) -> dict[str, int]:
     """The sum of each count over some blocks."""
@@ -23,3 +25,12 @@ def added_sources(blocks: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 def listed(counts: dict[str, int]) -> str:
     """The counts that are not 0, in words."""
     return ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count) or "none"
+
+
+def say_shortage(stage: str, summary: dict[str, Any], enough: int, kind: str) -> None:
+    """Say how many queries have fewer than `enough` negatives, which are of a `kind`, and how many of those that are kept have none."""
+    if summary["short"]:
+        say(f"{stage}: {summary['short']:,} queries have fewer than {enough} {kind}; nothing was filled in")
+    if none := summary["negatives"][0]:
+        refused = "no negative, which a training with negatives refuses"
+        say(f"{stage}: {none:,} of them have {refused}: --min-negatives 1 --shortage drop leaves them out")

@@ -21,7 +21,7 @@ from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, probability, refuse_unscored, rerank, warn_of_loss
 from raydense.inference.settings import RerankSettings
 from raydense.mining.blocks import Judged, depth_of, say_depth
-from raydense.mining.counts import added, added_sources, listed
+from raydense.mining.counts import added, added_sources, listed, say_shortage
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
@@ -253,5 +253,4 @@ def _report(settings: LabelSettings, summary: dict[str, Any]) -> None:
     if summary["gold_below_s_neg"]:
         share = 100 * summary["gold_below_s_neg"] / seen
         say(f"label: the teacher scores {summary['gold_below_s_neg']:,} of {seen:,} gold positives below s_neg ({share:.0f}%); they stay")
-    if summary["short"]:
-        say(f"label: {summary['short']:,} queries have fewer than {settings.enough} confident negatives; nothing was filled in")
+    say_shortage("label", summary, settings.enough, "confident negatives")

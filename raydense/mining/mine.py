@@ -17,7 +17,7 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.mining.block_tasks import file_of, mine_by_tasks, miner_of
 from raydense.mining.blocks import say_depth
-from raydense.mining.counts import added, added_sources, listed
+from raydense.mining.counts import added, added_sources, listed, say_shortage
 from raydense.mining.miner import Miner
 from raydense.mining.settings import MineSettings
 from raydense.runtime.metrics import show
@@ -129,9 +129,4 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
         )
     elif settings.random:
         say(f"mine: negatives by source: {listed(summary['sources']['negatives'])}")
-    if summary["short"]:
-        say(f"mine: {summary['short']:,} queries have fewer than {settings.enough} negatives; nothing was filled in")
-    if none := summary["negatives"][0]:
-        say(
-            f"mine: {none:,} of them have no negative, which a training with negatives refuses: --min-negatives 1 --shortage drop leaves them out"
-        )
+    say_shortage("mine", summary, settings.enough, "negatives")

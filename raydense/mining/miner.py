@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raydense.data.runs import scored_depth
 from raydense.data.store import Rows, hash_strings
@@ -46,7 +47,7 @@ class Miner:
         found = self.candidates(block, query, ids, wanted, counts)
         positives, negatives, short = self.lists(found, ids, wanted, counts)
         if self.settings.teacher:
-            positives = positives.scored(self.taken(block, query, query >= 0))
+            positives = positives.scored(self._scored_positives(block, query, wanted))
         kept = ~short if self.settings.shortage == "drop" else np.ones(len(wanted), dtype=bool)
         counts["first_short"] = ids[int(np.argmax(short))].as_py() if short.any() else None
         counts |= {"short": int(short.sum()), "kept": int(kept.sum())}
@@ -75,12 +76,18 @@ class Miner:
     def _far_enough(self, found: Candidates, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
         """The candidates that the margins allow; a query's positive is the one with the lowest score, and -inf if the run lacks one."""
         row, owner = self.positives.lists(wanted)
-        score = scores_of(owner, row, self.taken(block, query, query >= 0))
+        score = scores_of(owner, row, self._scored_positives(block, query, wanted))
         lowest = np.full(len(wanted), np.inf, dtype=np.float32)
         np.minimum.at(lowest, owner, np.where(np.isnan(score), -np.inf, score))
         near = too_near(self.settings.margins, found.score, lowest[found.query])
         counts["margins"] = {name: int(flags.sum()) for name, flags in near.items()}
         return found.at(~np.logical_or.reduce(list(near.values())))
+
+    def _scored_positives(self, block: pa.Table, query: Rows, wanted: Rows) -> Candidates:
+        """The hits of the whole run that are positives of any of the block's queries: few, so that few ids are looked up."""
+        rows, _ = self.positives.lists(wanted)
+        positive = pc.is_in(block["passage_id"], value_set=self.store.ids(np.unique(rows))).to_numpy()
+        return self.taken(block, query, (query >= 0) & positive)
 
     def taken(self, block: pa.Table, query: Rows, chosen: Flags) -> Candidates:
         """The chosen rows of a block of the run, whose queries have these numbers."""

@@ -130,7 +130,9 @@ class LabelSettings(Settings, Spread, Shortage):
 
     run: Folder = artifact("run", "the candidates")
     model: FolderOrNone = artifact(
-        "model", "the teacher, a trained re-ranker; without it the run is one of `rerank`, whose scores are the teacher's", None
+        "model",
+        "the teacher, a trained re-ranker; without it the run is one of `rerank`, whose scores are the teacher's and stay for other settings",
+        None,
     )
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")

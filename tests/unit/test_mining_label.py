@@ -196,8 +196,11 @@ def test_labels_whose_scores_are_probabilities_are_not_taken_for_current_ones(tm
         label_world(tmp_path, "before")
 
 
-def test_shortage(tmp_path: Path) -> None:
+def test_shortage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_world(tmp_path, TEXTS, QRELS, {**RUN, **FREE}, stage="rerank", model="m")
+    assert label_world(tmp_path, "none", s_neg=0.001).summary["negatives"][0] == 1
+    line = "label: 1 of them have no negative, which a training with negatives refuses: --min-negatives 1 --shortage drop leaves them out"
+    assert line in capsys.readouterr().err.splitlines()
     assert label_world(tmp_path, negatives=2).summary["short"] == 1
     assert list(examples_of(label_world(tmp_path, "dropped", negatives=2, shortage="drop"))) == ["q"]
     assert list(examples_of(label_world(tmp_path, "some", negatives=2, min_negatives=1, shortage="drop"))) == ["q", "free"]
