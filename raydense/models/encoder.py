@@ -14,9 +14,13 @@ from raydense.models.encoder_config import EncoderConfig, input_module, write_ow
 from raydense.models.encoder_folder import MODULES, write_json
 from raydense.models.model_card import retriever_card
 from raydense.models.modules import parts_of
+from raydense.models.modules.dense import Dense
 from raydense.models.modules.module import VECTORS, InputModule, Module, Options
 from raydense.models.modules.normalize import Normalize
 from raydense.models.modules.pooling import Pooling
+
+# The folder of a Dense that only cuts vectors. sentence-transformers does not scale to length 1 again what its `truncate_dim` has cut.
+_CUT = "cut"
 
 
 class Encoder(nn.Module):
@@ -35,7 +39,7 @@ class Encoder(nn.Module):
         parts: list[Module] = [kind.load(inner, 0, options)]
         if kind.gives == "states":
             parts.append(Pooling(config.pooling, parts[0].width))
-        found = [part for part in parts_of(folder)[1:] if part.kind is not Pooling]
+        found = [part for part in parts_of(folder)[1:] if part.kind is not Pooling and not (config.dimension and part.folder.name == _CUT)]
         if found and found[-1].kind is Normalize:
             Normalize.load(found.pop().folder, parts[-1].width, options)  # for what it refuses: `config` says whether there is one
         for part in found:
@@ -52,17 +56,25 @@ class Encoder(nn.Module):
         return cast(InputModule, self.parts[0])
 
     @property
+    def saved(self) -> dict[str, Module]:
+        """The modules to save, by their folders in that of the encoder, where the first one lies: what cuts vectors stands before Normalize."""
+        found = {f"{i}_{type(part).__name__}" if i else "": cast(Module, part) for i, part in enumerate(self.parts)}
+        if not self.config.normalize or self.dimension == self.parts[-1].width:
+            return found
+        last = found.popitem()
+        return {**found, _CUT: Dense.first(cast(int, self.parts[-1].width), self.dimension), last[0]: last[1]}
+
+    @property
     def kinds(self) -> dict[str, str]:
-        """The class that each module has in sentence-transformers, by the module's folder in that of the encoder, where the first one lies."""
-        names = [type(part).__name__ for part in self.parts]
-        return {f"{i}_{name}" if i else "": f"sentence_transformers.models.{name}" for i, name in enumerate(names)}
+        """The class that each saved module has in sentence-transformers, by its folder."""
+        return {path: f"sentence_transformers.models.{type(part).__name__}" for path, part in self.saved.items()}
 
     def save(self, folder: Path, source: PreTrainedTokenizerBase) -> None:
         """Write the modules, the tokenizer and a README; sentence-transformers computes the same vectors from the folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        for path, part in zip(self.kinds, self.parts, strict=True):
+        for path, part in self.saved.items():
             (folder / path).mkdir(exist_ok=True)
-            cast(Module, part).save(folder / path)
+            part.save(folder / path)
         self.input.save_tokenizer(source, folder, self.config.query_length, self.config.passage_length)
         write_json(
             folder / MODULES, [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(self.kinds.items())]

@@ -98,7 +98,7 @@ def write_own_config(folder: Path, config: EncoderConfig) -> None:
 
 
 def write_prompts(folder: Path, config: EncoderConfig) -> None:
-    """Write the prompts and the similarity of sentence-transformers."""
+    """Write the prompts and the similarity of sentence-transformers, and how it cuts vectors that are not scaled after it."""
     write_json(
         folder / PROMPTS,
         {
@@ -107,7 +107,7 @@ def write_prompts(folder: Path, config: EncoderConfig) -> None:
             "default_prompt_name": None,
             "similarity_fn_name": "cosine" if config.normalize else "dot",
         }
-        | ({"truncate_dim": config.dimension} if config.dimension else {}),
+        | ({"truncate_dim": config.dimension} if config.dimension and not config.normalize else {}),
     )
 
 

@@ -105,9 +105,22 @@ def test_fewer_dimensions_are_those_of_sentence_transformers(
     with pytest.raises(InputError, match="dimension 129 is more than the 128 of the model"):
         DualEncoder.load(folder, dimension=129)
     DualEncoder.load(folder, dimension=17).save(tmp_path / "cut")
-    np.testing.assert_allclose(theirs(tmp_path / "cut", texts, normalize_embeddings=normalized), found, atol=2e-6)
+    np.testing.assert_allclose(theirs(tmp_path / "cut", texts), found, atol=2e-6)
+    again = DualEncoder.load(tmp_path / "cut")
+    assert not [name for name, _ in again.named_parameters() if "linear" in name], "no layer that a training would change"
+    again.save(tmp_path / "again")
+    np.testing.assert_allclose(theirs(tmp_path / "again", texts), found, atol=2e-6)
+    narrower = ours(folder, texts, dimension=9)
+    np.testing.assert_allclose(ours(tmp_path / "cut", texts, dimension=9), narrower, atol=2e-6)
     (tmp_path / "cut/raydense.json").unlink()
     np.testing.assert_allclose(ours(tmp_path / "cut", texts), found, atol=2e-6)
+    np.testing.assert_allclose(ours(tmp_path / "cut", texts, dimension=9), narrower, atol=2e-6)
+
+
+def test_fewer_dimensions_of_two_encoders_are_those_of_sentence_transformers(tiny_folder: Path, texts: list[str], tmp_path: Path) -> None:
+    DualEncoder.load(tiny_folder, shared=False, normalize=True, dimension=17, passage_length=50).save(tmp_path)
+    model = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(model.encode_document(texts), ours(tmp_path, texts), atol=2e-6)
 
 
 def test_what_is_unknown_is_refused_in_one_line(transformer: Transformer, tmp_path: Path) -> None:

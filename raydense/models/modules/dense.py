@@ -24,6 +24,13 @@ class Dense(Module):
         self.width = linear.out_features
 
     @classmethod
+    def first(cls, width: int, dimension: int) -> Dense:
+        """The layer that keeps the first `dimension` numbers of a vector of `width`."""
+        linear = nn.utils.skip_init(nn.Linear, width, dimension, bias=False)
+        nn.init.eye_(linear.weight)
+        return cls(linear, nn.Identity())
+
+    @classmethod
     def load(cls, folder: Path, width: int, options: Options) -> Dense:
         config = read_json(folder / "config.json")
         if config.get("use_residual") or {config.get(f"module_{side}_name") or VECTORS for side in ("input", "output")} != {VECTORS}:
