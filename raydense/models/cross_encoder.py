@@ -19,13 +19,13 @@ from raydense.models.encoder_folder import (
     encoder_folders,
     is_reranker,
     optional_json,
-    positions,
     read_json,
     require_folder,
     weights_folder,
     write_json,
 )
 from raydense.models.model_card import reranker_card
+from raydense.models.modules.transformer import Transformer
 from raydense.models.tokenizer import PairTokenizer, require_room
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens
@@ -79,10 +79,9 @@ def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTo
     require_folder(root)
     inner = _inner(root)
     _refuse_prompt(root, inner)
-    limit = positions(inner)
-    length = length or _pair_length(root, inner, limit)
-    if length > limit:
-        raise InputError(f"length {length} is more than the {limit} positions of the model", folder, "make it smaller")
+    limit = Transformer.limit(inner)
+    length = length or _pair_length(root, inner, limit.tokens)
+    limit.refuse_more("length", length, folder)
     source = read_tokenizer(inner)
     require_room(source, "length", length, folder, pair=True)
     return PairTokenizer(source, length)
@@ -113,5 +112,5 @@ def _pair_length(root: Path, inner: Path, limit: int) -> int:
     if "pair_length" in own:
         return int(own["pair_length"])
     if is_reranker(inner):
-        return limit
+        return min(Transformer.lengths(inner)[1] or limit, limit)
     return read_encoder_config(root).passage_length

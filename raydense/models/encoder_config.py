@@ -69,9 +69,9 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
         config = _own_config(folder)
     elif (folder / "modules.json").is_file():
-        config = _sentence_transformers_config(folder, parts_of(folder), limit)
+        config = _sentence_transformers_config(folder, parts_of(folder), limit.tokens)
     else:
-        config = EncoderConfig(query_length=min(32, limit), passage_length=min(128, limit))
+        config = EncoderConfig(query_length=min(32, limit.tokens), passage_length=min(128, limit.tokens))
     if given.get("shared") and not config.shared:
         raise InputError("holds two separate encoders", folder, "set shared to false, or start from one of its sub-folders")
     if kind.gives == "vectors" and given.get("pooling", "mean") != "mean":
@@ -79,8 +79,7 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     check_mode(given.get("pooling", config.pooling), "pooling")
     config = replace(config, **given)
     for name in ("query_length", "passage_length"):
-        if getattr(config, name) > limit:
-            raise InputError(f"{name} {getattr(config, name)} is more than the {limit} positions of the model", folder, "make it smaller")
+        limit.refuse_more(name, getattr(config, name), folder)
     return config
 
 

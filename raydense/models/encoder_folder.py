@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raydense.errors import InputError
 from raydense.storage import safe_name
@@ -112,11 +112,26 @@ def sentence_config(inner: Path) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
-def positions(inner: Path) -> int:
+class Limit(NamedTuple):
+    """The most tokens that a model reads, and whether it is its tokenizer that allows no more."""
+
+    tokens: int
+    of_tokenizer: bool = False
+
+    def refuse_more(self, name: str, length: int, folder: object) -> None:
+        """InputError if a length, the setting `name`, is more."""
+        if length > self.tokens:
+            what, fix = "positions of the model", "make it smaller"
+            if self.of_tokenizer:
+                what, fix = "tokens of its tokenizer", f"{fix}, or raise model_max_length in tokenizer_config.json"
+            raise InputError(f"{name} {length} is more than the {self.tokens} {what}", folder, fix)
+
+
+def positions(inner: Path, named: int = 0) -> Limit:
     """The most tokens that the model and its tokenizer allow; 512 where neither limits them.
 
-    In a folder of raydense only the model counts: the length in its tokenizer is the largest that it was trained with. A model without a
-    limit of its own allows at least that.
+    In a folder of raydense only the model counts: the length in its tokenizer is the largest that it was trained with. So it does where the
+    folder itself has `named` a length, which sentence-transformers then takes. A model without a limit of its own allows at least that.
     """
     config = read_json(inner / "config.json")
     relative = "relative_attention_num_buckets" in config  # T5, whose n_positions is no limit
@@ -124,7 +139,9 @@ def positions(inner: Path) -> int:
     if config.get("model_type") in _OFFSET_POSITIONS:
         padding = config.get("pad_token_id")
         positions -= (1 if padding is None else int(padding)) + 1
-    ours = (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
+    alone = named or (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
     longest = int(optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0)
-    limits = [int(n) for n in (positions, 0 if ours else longest) if 0 < n < _NO_LIMIT]
-    return min(limits, default=max(512, longest) if ours and longest < _NO_LIMIT else 512)
+    of_model, of_tokenizer = (int(n) if 0 < n < _NO_LIMIT else 0 for n in (positions, longest))
+    if alone:
+        return Limit(of_model or max(512, of_tokenizer, named))
+    return Limit(min(of_model or of_tokenizer, of_tokenizer or of_model) or 512, 0 < of_tokenizer < (of_model or _NO_LIMIT))

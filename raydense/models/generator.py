@@ -127,8 +127,7 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
     config = replace(GeneratorConfig(**found), **{name: value for name, value in overrides.items() if value is not None})
     limit = positions(inner)
     for name in ("passage_length", "query_length"):
-        if getattr(config, name) > limit:
-            raise InputError(f"{name} {getattr(config, name)} is more than the {limit} positions of the model", folder, "make it smaller")
+        limit.refuse_more(name, getattr(config, name), folder)
     return inner, config
 
 

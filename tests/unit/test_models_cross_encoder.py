@@ -85,6 +85,16 @@ def test_theirs_gives_the_same_scores_in_ours(tiny_folder, texts, queries, tmp_p
     np.testing.assert_allclose(scores(model, queries, texts), wanted, atol=1e-5)
 
 
+def test_a_length_of_their_folder_is_read_as_they_read_it(tiny_folder, texts, queries, tmp_path):
+    fresh(tiny_folder, length=48).save(tmp_path / "ours")
+    theirs = TheirCrossEncoder(str(tmp_path / "ours"), device="cpu", local_files_only=True)
+    theirs[0].processing_kwargs = {"text": {"max_length": 20}}
+    theirs.save(str(tmp_path / "theirs"))
+    model = CrossEncoder.load(tmp_path / "theirs")
+    assert model.length == 20
+    np.testing.assert_allclose(scores(model, queries, texts), theirs.predict(list(zip(queries, texts, strict=True))), atol=1e-5)
+
+
 def test_a_new_head_is_drawn_from_the_seed_over_the_encoder_of_the_folder(tiny_folder):
     one, same, other = fresh(tiny_folder, 1), fresh(tiny_folder, 1), fresh(tiny_folder, 2)
     for (name, a), b, c in zip(one.model.named_parameters(), same.model.parameters(), other.model.parameters(), strict=True):

@@ -372,6 +372,61 @@ def test_lengths_in_a_file_that_an_old_version_named_by_its_family_are_those_of_
         DualEncoder.load(folder)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"processing_kwargs": {"text": {"max_length": 8}}},
+        {"processing_kwargs": {"common": {"max_length": 9}, "text": {"max_length": 8, "truncation": True}}, "query_length": 5},
+        {"max_seq_length": None, "tokenizer_args": {"model_max_length": 8}, "query_length": 5},
+        {
+            "processor_kwargs": {"model_max_length": 8},
+            "model_kwargs": {"attn_implementation": "eager"},
+            "config_kwargs": {"use_cache": False},
+        },
+        {"max_seq_length": 100},  # the tokenizer allows 16
+        {"max_seq_length": None},
+    ],
+)
+def test_lengths_of_a_folder_are_those_of_sentence_transformers(tiny_folder, texts, tmp_path, values):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    edit(folder / "tokenizer_config.json", model_max_length=16)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 30} | values))
+    assert_same(vectors(DualEncoder.load(folder), texts), theirs(folder, texts))
+
+
+def test_it_is_said_whether_the_model_or_its_tokenizer_allows_no_longer_texts(tiny_folder, tmp_path):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    edit(folder / "tokenizer_config.json", model_max_length=16)
+    edit(folder / "sentence_bert_config.json", max_seq_length=100)
+    assert DualEncoder.load(folder, passage_length=200).config.passage_length == 200
+    with pytest.raises(InputError, match="passage_length 600 is more than the 512 positions of the model; make it smaller"):
+        DualEncoder.load(folder, passage_length=600)
+    (folder / "sentence_bert_config.json").unlink()
+    fix = "make it smaller, or raise model_max_length in tokenizer_config.json"
+    with pytest.raises(InputError, match=f"passage_length 100 is more than the 16 tokens of its tokenizer; {fix}"):
+        DualEncoder.load(folder, passage_length=100)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "processing_kwargs.text.add_special_tokens"),
+        ({"processing_kwargs": {"text": {"truncation": False}}}, "processing_kwargs.text.truncation"),
+        ({"config_args": {"is_causal": False}}, "config_args.is_causal"),
+        ({"model_kwargs": {"num_hidden_layers": 1}}, "model_kwargs.num_hidden_layers"),
+        ({"query_expansion": {"strategy": "fixed", "length": 32}}, "query_expansion.strategy"),
+    ],
+)
+def test_arguments_that_change_vectors_are_refused(tiny_folder, tmp_path, values, name):
+    folder = copy_of(tiny_folder, tmp_path)
+    (folder / "raydense.json").unlink()
+    edit(folder / "sentence_bert_config.json", **values)
+    with pytest.raises(InputError, match=f"sentence_bert_config.json: sets {name}, which changes vectors"):
+        DualEncoder.load(folder)
+
+
 def test_lower_case_outside_the_tokenizer_is_refused(tiny_folder, tmp_path):
     folder = copy_of(tiny_folder, tmp_path)
     (folder / "raydense.json").unlink()

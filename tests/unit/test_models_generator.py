@@ -92,7 +92,7 @@ def test_a_start_or_end_token_that_another_file_names_or_none(folder: Path, tmp_
 def test_an_encoder_is_refused(tiny_folder: Path, folder: Path) -> None:
     with pytest.raises(InputError, match="is no sequence-to-sequence model; give one such as T5 or BART"):
         Generator.load(tiny_folder)
-    with pytest.raises(InputError, match="query_length 600 is more than the 512 positions"):
+    with pytest.raises(InputError, match="query_length 600 is more than the 512 tokens of its tokenizer"):
         Generator.load(folder, query_length=600)
 
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from raydense.models.encoder_folder import Limit
+
 # `input_ids` and `attention_mask` int64 [n, length], as the tokenizer gives them; then what the modules add, by the names below:
 # states [n, length, width] of the tokens, vectors float32 [n, width] of the texts.
 Features = dict[str, Tensor]
@@ -65,7 +67,7 @@ class InputModule(Module):
 
     @classmethod
     @abstractmethod
-    def limit(cls, folder: Path) -> int:
+    def limit(cls, folder: Path) -> Limit:
         """The most tokens that the module can read."""
 
     @classmethod

@@ -18,7 +18,7 @@ from torch.nn.functional import embedding_bag
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import first_line
+from raydense.models.encoder_folder import Limit, first_line
 from raydense.models.modules.module import VECTORS, Features, InputModule, Options
 from raydense.models.weights import reads_weights
 
@@ -73,8 +73,8 @@ class StaticEmbedding(InputModule):
                 raise InputError(f"no {what} ({name})", folder, "give a whole model folder, saved with safetensors")
 
     @classmethod
-    def limit(cls, folder: Path) -> int:
-        return _LIMIT
+    def limit(cls, folder: Path) -> Limit:
+        return Limit(_LIMIT)
 
     @classmethod
     def lengths(cls, folder: Path) -> tuple[int | None, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,26 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raydense.errors import InputError
 from raydense.models.adapters import adapt
-from raydense.models.encoder_folder import optional_json, positions, sentence_config, weights_folder, write_json
+from raydense.models.encoder_folder import Limit, optional_json, positions, sentence_config, weights_folder, write_json
 from raydense.models.modules.module import STATES, Features, InputModule, Options
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.weights import has_pooler, load_encoder, save_weights
 
 _CONFIG, _QUERY_LENGTH = "sentence_bert_config.json", "query_length"
+
+# Arguments of transformers in _CONFIG that change no vector, or that `lengths` follows; the first are older names of the second.
+_FOLLOWED = {
+    f"{key}.{name}"
+    for keys, names in (
+        (("model_args", "model_kwargs"), ("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code")),
+        (("tokenizer_args", "processor_kwargs"), ("model_max_length", "padding_side", "use_fast", "trust_remote_code")),
+        (("config_args", "config_kwargs"), ("use_cache", "trust_remote_code")),
+        (("processing_kwargs.common", "processing_kwargs.text"), ("max_length", "padding")),
+    )
+    for key in keys
+    for name in names
+}
+_ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs", "processing_kwargs")
 
 
 class Transformer(InputModule):
@@ -48,8 +63,8 @@ class Transformer(InputModule):
             raise InputError("is DPR's wrapper of a BERT", inner, fix)
 
     @classmethod
-    def limit(cls, folder: Path) -> int:
-        return positions(folder)
+    def limit(cls, folder: Path) -> Limit:
+        return positions(folder, max(length or 0 for length in cls.lengths(folder)))
 
     @classmethod
     def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
@@ -57,7 +72,13 @@ class Transformer(InputModule):
         found = optional_json(file)
         if found.get("do_lower_case") and not optional_json(folder / "tokenizer_config.json").get("do_lower_case"):
             raise InputError("lower-cases outside its tokenizer", file, "let the tokenizer do it: do_lower_case")
-        both = found.get("max_seq_length")
+        _refuse_arguments(found, file)
+        calls = found.get("processing_kwargs") or {}
+        both = next((calls[kind]["max_length"] for kind in ("common", "text") if "max_length" in calls.get(kind, {})), None)
+        if both:  # sentence-transformers cuts at it before all others
+            return both, both
+        loads = found.get("processor_kwargs") or found.get("tokenizer_args") or {}
+        both = loads.get("model_max_length") or found.get("max_seq_length")
         return found.get(_QUERY_LENGTH) or both, found.get("document_length") or both
 
     @classmethod
@@ -89,3 +110,22 @@ class Transformer(InputModule):
     @property
     def pretrained(self) -> Any:
         return self.model
+
+
+def _refuse_arguments(found: dict[str, Any], file: Path) -> None:
+    """InputError if sentence-transformers calls a model or its tokenizer with an argument that changes the vectors, and that is not followed."""
+    given = _flat({name: found[name] for name in (*_ARGUMENTS, "query_expansion") if found.get(name)})
+    for name, value in given:
+        whole = name.endswith(".truncation") and value in (True, "longest_first")
+        if name not in _FOLLOWED and not whole:
+            fix = "use another model, or remove it where the vectors may be others"
+            raise InputError(f"sets {name}, which changes vectors in a way that raydense does not follow", file, fix)
+
+
+def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no dictionary, with its keys joined by dots."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield before + key, value
