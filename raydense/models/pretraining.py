@@ -17,10 +17,14 @@ from transformers.activations import ACT2FN
 from raydense.errors import InputError
 from raydense.models.dual_encoder import Batch, DualEncoder
 from raydense.models.encoder_folder import encoder_folders, weights_folder
+from raydense.models.losses import exact
 from raydense.models.masking import NOT_MASKED, mask_tokens, masked_places
 from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
 from raydense.models.sharded import full_shape
 from raydense.storage import model_place
+
+# The dropout of a layer's output, by the families' names for it
+_DROPOUTS = ("hidden_dropout_prob", "dropout", "mlp_dropout", "hidden_dropout", "dropout_rate", "resid_pdrop")
 
 
 class PretrainModel(nn.Module):
@@ -94,7 +98,7 @@ class PretrainModel(nn.Module):
         labels = batch["labels"]
         masked = batch["masked"] if "masked" in batch else masked_places(labels)
         logits = self.mlm_head(states.flatten(0, 1)[masked], input_embeddings(self.retriever.encoder))
-        each = -cross_entropy(_exact(logits), labels.flatten()[masked], reduction="none")
+        each = -cross_entropy(exact(logits), labels.flatten()[masked], reduction="none")
         return each.new_zeros(labels.numel()).scatter(0, masked, each).view(labels.shape).sum(dim=1)
 
 
@@ -168,7 +172,7 @@ def new_layers(encoder: PreTrainedModel, count: int) -> nn.TransformerEncoder:
         d_model=config.hidden_size,
         nhead=config.num_attention_heads,
         dim_feedforward=_value(config, "intermediate_size", "hidden_dim", otherwise=4 * config.hidden_size),
-        dropout=_value(config, "hidden_dropout_prob", "dropout", otherwise=0.1),
+        dropout=_value(config, *_DROPOUTS, otherwise=0.0),
         activation=ACT2FN[getattr(config, "hidden_act", "gelu")],
         layer_norm_eps=getattr(config, "layer_norm_eps", 1e-12),
         batch_first=True,
@@ -186,12 +190,7 @@ def run_layers(layers: nn.TransformerEncoder, first: Tensor, states: Tensor, att
 
 def _row(labels: Tensor, *sums: Tensor, vectors: Tensor | None = None) -> Tensor:
     columns = torch.stack([(labels != NOT_MASKED).sum(dim=1).to(sums[0].dtype), *sums], dim=1)
-    return columns if vectors is None else torch.cat([columns, _exact(vectors)], dim=1)
-
-
-def _exact(values: Tensor) -> Tensor:
-    """Half precision to float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return columns if vectors is None else torch.cat([columns, exact(vectors)], dim=1)
 
 
 def _value(config: Any, *names: str, otherwise: float) -> Any:

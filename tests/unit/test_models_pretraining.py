@@ -17,6 +17,7 @@ from transformers import (
     DistilBertForMaskedLM,
     ElectraConfig,
     ElectraForMaskedLM,
+    ModernBertConfig,
     MPNetConfig,
     MPNetForMaskedLM,
     PreTrainedTokenizerFast,
@@ -348,6 +349,20 @@ def test_every_weight_of_any_family_learns(family_folders, texts, family, kind):
     sum(o.sum() for o in found).backward()
     idle = [n for n, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
     assert not idle
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("family", [*FAMILIES, "modernbert"])
+def test_the_layers_of_a_head_have_the_dropout_that_is_asked_for(family_folders, tiny_folder, tmp_path, family, dropout):
+    folder = family_folders / family
+    if family == "modernbert":
+        folder = tmp_path
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(tiny_folder))
+        AutoModel.from_config(ModernBertConfig(vocab_size=len(tokenizer), pad_token_id=0, **SMALL)).save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+    head = Condenser.load(folder, passage_length=19, dropout=dropout).head
+    found = {m.p for m in head.modules() if isinstance(m, torch.nn.Dropout)} | {layer.self_attn.dropout for layer in head.layers}
+    assert found == {dropout}
 
 
 def test_a_folder_without_a_head_gets_a_new_one_from_torch_s_random_state(tiny_folder):
