@@ -128,6 +128,11 @@ class _Files:
         draft = self._draft(folder)
         return {file.path: file for file in draft.done.files} if draft.done else draft.committed()
 
+    def there(self, parts: list[Part]) -> dict[str, File]:
+        """The files of these parts that are there, by the part's name; the records of a folder are read once."""
+        files = {folder: self.committed(folder) for folder in dict.fromkeys(part.folder for part in parts)}
+        return {part.name: files[part.folder][part.file] for part in parts if part.file in files[part.folder]}
+
     def commit(self, part: Part, contexts: list[str], **note: Any) -> None:
         """Commit the queries of a part with their contexts."""
         given, texts = pa.array(contexts, pa.string()), part.queries["text"].combine_chunks()
@@ -161,11 +166,11 @@ def _ask(settings: ExpandSettings, parts: list[Part], files: _Files) -> None:
 
     assert settings.endpoint
     draft = files.dataset.draft
-    there = {part.name: files.committed(part.folder).get(part.file) for part in parts}
+    there = files.there(parts)
     asker = Asker(settings.endpoint, "expand", sum(part.queries.num_rows for part in parts), "contexts")
     for part in parts:
-        asker.count(draft, part.name, there[part.name])
-    pending = (part for part in parts if not there[part.name])
+        asker.count(draft, part.name, there.get(part.name))
+    pending = (part for part in parts if part.name not in there)
     with asker:
         asker.ask(draft, (_questions(settings, settings.endpoint, part, files) for part in pending))
 
@@ -192,7 +197,7 @@ def _body(endpoint: EndpointSettings, prompts: list[str], seed: int, sampling: d
 
 def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: dict[str, str]) -> None:
     """Draw the contexts of the parts that are not there, by model actors on Ray Data."""
-    committed = {part.name: file for part in parts if (file := files.committed(part.folder).get(part.file))}
+    committed = files.there(parts)
     pending = [part for part in parts if part.name not in committed]
     draft, total = files.dataset.draft, sum(part.queries.num_rows for part in parts)
     if not pending:

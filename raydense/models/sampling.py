@@ -54,7 +54,7 @@ def sample_queries(
             break
         last = token[:, None]
     if not sound:
-        raise InputError("the model gives numbers that are not finite", "generate", "give --precision fp32, or another model")
+        raise InputError("the model gives numbers that are not finite", "", "give --precision fp32, or another model")
     return written.view(len(keys), each, -1)
 
 

@@ -113,6 +113,16 @@ def test_an_interrupted_run_continues_with_what_is_missing(root: Path, answered:
     assert not list((root / "out").rglob("*.jsonl"))
 
 
+def test_the_records_of_a_part_are_not_read_again_for_each_of_its_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with chat_server(reply, fault=lambda number: (503, {}, b"") if number >= 27 else None) as server, pytest.raises(EndpointError):
+        expand(settings(root, "out", server, endpoint={"requests_at_once": 1, "attempts": 2}))
+    read, committed = [], Draft.committed
+    monkeypatch.setattr(Draft, "committed", lambda draft: read.append(draft.place.name) or committed(draft))
+    with chat_server(reply) as server:
+        expand(settings(root, "out", server))
+    assert {kind: read.count(kind) for kind in KINDS} == dict.fromkeys(KINDS, 3), "where it continues, and twice where it finishes"
+
+
 def test_a_refused_key_leaves_nothing(root: Path) -> None:
     with chat_server(reply, key="k") as server:
         from raydense.recipes.stage import VERBS
