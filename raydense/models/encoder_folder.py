@@ -18,6 +18,7 @@ _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-robert
 _NO_LIMIT = 1_000_000  # tokens: tokenizers without a limit name a larger number
 # Position tables of these families begin after the padding index, so two of their rows are never used.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "longformer", "mpnet"}
+_OFFSET_POSITIONS |= {"xmod", "luke", "ibert", "data2vec-text", "esm", "lilt", "markuplm"}
 
 
 def encoder_folders(folder: Path) -> tuple[Path, Path]:

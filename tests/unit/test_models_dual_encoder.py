@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoTokenizer,
     BartConfig,
@@ -32,8 +33,6 @@ from transformers import (
     MT5Config,
     MT5EncoderModel,
     MT5Model,
-    RobertaConfig,
-    RobertaModel,
     T5Config,
     T5EncoderModel,
     T5Model,
@@ -167,10 +166,12 @@ def test_sentence_transformers_misses_no_weight_in_a_folder_of_ours(tiny_folder,
     assert found[0].auto_model.pooler is None
 
 
-def test_positions_that_begin_after_the_padding_index(tiny_folder, texts, tmp_path):
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 20}
+@pytest.mark.parametrize("family", ["roberta", "xmod", "luke", "ibert", "data2vec-text", "esm", "lilt", "markuplm"])
+def test_positions_that_begin_after_the_padding_index(tiny_folder, texts, tmp_path, family):
+    size = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 20}
+    size |= {"default_language": "en_XX"} if family == "xmod" else {"mask_token_id": 4} if family == "esm" else {}
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
-    RobertaModel(RobertaConfig(vocab_size=len(tokenizer), pad_token_id=0, **size)).save_pretrained(str(tmp_path))
+    AutoModel.from_config(AutoConfig.for_model(family, vocab_size=len(tokenizer), pad_token_id=0, **size)).save_pretrained(str(tmp_path))
     tokenizer.save_pretrained(str(tmp_path))
     with pytest.raises(InputError, match="more than the 19 positions"):
         DualEncoder.load(tmp_path, passage_length=20)
