@@ -19,7 +19,8 @@ from raydense.models.encoder_folder import (
     encoder_folders,
     is_reranker,
     optional_json,
-    read_json,
+    prompts_of,
+    refuse_types,
     require_folder,
     weights_folder,
     write_json,
@@ -95,8 +96,8 @@ def refuse_untrained(folder: str | Path) -> None:
 
 def _refuse_prompt(root: Path, inner: Path) -> None:
     """InputError for a cross-encoder of sentence-transformers that puts a prompt before its texts: without it the scores are others."""
-    found = optional_json(root / PROMPTS)
-    if is_reranker(inner) and (found.get("prompts") or {}).get(found.get("default_prompt_name")):
+    found = prompts_of(root)
+    if is_reranker(inner) and found["prompts"].get(found.get("default_prompt_name")):
         what = f"puts the prompt {found['default_prompt_name']!r} before its texts"
         raise InputError(what, root, "write it into the texts, and set default_prompt_name to null in " + PROMPTS)
 
@@ -108,7 +109,8 @@ def _inner(root: Path) -> Path:
 
 def _pair_length(root: Path, inner: Path, limit: int) -> int:
     """The most tokens of a pair: as a folder of raydense records it; another cross-encoder's limit; an encoder's passage length."""
-    own = read_json(root / OWN_FILE) if (root / OWN_FILE).is_file() else {}
+    own = optional_json(root / OWN_FILE)
+    refuse_types(own, {"pair_length": int}, root / OWN_FILE)
     if "pair_length" in own:
         return int(own["pair_length"])
     if is_reranker(inner):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from raydense.errors import InputError
 from raydense.models.encoder_folder import (
@@ -15,7 +15,9 @@ from raydense.models.encoder_folder import (
     PROMPTS,
     encoder_folders,
     optional_json,
+    prompts_of,
     read_json,
+    refuse_types,
     require_folder,
     weights_folder,
     write_json,
@@ -87,7 +89,7 @@ def similarity_of(folder: Path) -> str:
     """How sentence-transformers compares the vectors of a folder of its own, such as cosine; empty where that is not said, or the folder is raydense's."""
     if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
         return ""
-    return str(optional_json(folder / PROMPTS).get("similarity_fn_name") or "")
+    return str(prompts_of(folder).get("similarity_fn_name") or "")
 
 
 def write_own_config(folder: Path, config: EncoderConfig) -> None:
@@ -117,13 +119,14 @@ def _own_config(folder: Path) -> EncoderConfig:
         if optional_json(weights_folder(folder) / "config.json").get("is_encoder_decoder"):
             raise InputError("is a generator, not an encoder", folder, "give a retriever's folder, or any encoder")
         raise InputError("is not what this raydense writes for an encoder", folder / OWN_FILE, "give a retriever's folder")
+    refuse_types(values, get_type_hints(EncoderConfig), folder / OWN_FILE)
     return EncoderConfig(**values)
 
 
 def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -> EncoderConfig:
     kind, inner = input_module(folder)
     query_length, passage_length = (min(length or limit, limit) for length in kind.lengths(inner))
-    found = optional_json(folder / PROMPTS)
+    found = prompts_of(folder)
     query_prefix, passage_prefix = _prompts(found)
     pooled = next((part.folder for part in parts if part.kind.takes == "states"), None)
     return EncoderConfig(
@@ -133,13 +136,13 @@ def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int) -
         passage_prefix=passage_prefix,
         query_length=query_length,
         passage_length=passage_length,
-        dimension=int(found.get("truncate_dim") or 0),
+        dimension=found.get("truncate_dim", 0),
     )
 
 
 def _prompts(found: dict[str, Any]) -> tuple[str, str]:
     """The prompts that encode_query and encode_document of sentence-transformers put before a text."""
-    prompts = found.get("prompts") or {}
-    default = prompts.get(found.get("default_prompt_name")) or ""
+    prompts = found["prompts"]
+    default = prompts.get(found.get("default_prompt_name"), "")
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)
-    return prompts.get("query", default) or "", passage or ""
+    return prompts.get("query", default), passage

@@ -15,6 +15,7 @@ QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Old versions of sentence-transformers name the file with a transformer's length by its family; it still takes the first of these.
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_DAMAGED = "the folder is damaged: fetch or make it again"
 _NO_LIMIT = 1_000_000  # tokens: tokenizers without a limit name a larger number
 # Position tables of these families begin after the padding index, so two of their rows are never used.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "longformer", "mpnet"}
@@ -76,14 +77,28 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
-def read_json(path: Path) -> Any:
-    """The JSON value in a file; InputError if the file is missing or not JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; InputError if the file is missing, or has something else."""
+    found = _json(path)
+    if not isinstance(found, dict):
+        raise InputError("holds no JSON object", path, _DAMAGED)
+    return found
+
+
+def refuse_types(values: dict[str, Any], types: dict[str, type], where: object) -> None:
+    """InputError unless each value that has one of these names is of its type."""
+    for name, kind in types.items():
+        if name in values and type(values[name]) is not kind:
+            raise InputError(f"{name} is {values[name]!r}, and no {kind.__name__}", where, _DAMAGED)
+
+
+def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("no such file", path, "the folder is not whole: fetch or make it again") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError("not readable as JSON", path, "the folder is damaged: fetch or make it again") from None
+        raise InputError("not readable as JSON", path, _DAMAGED) from None
 
 
 def write_json(path: Path, value: object) -> None:
@@ -94,9 +109,11 @@ def write_json(path: Path, value: object) -> None:
 
 def module_entries(folder: Path) -> list[dict[str, Any]]:
     """The entries of modules.json; InputError if it has none, or names a folder outside its own."""
-    modules = read_json(folder / MODULES)
+    modules = _json(folder / MODULES)
     if not isinstance(modules, list) or not modules or not all(isinstance(m, dict) and {"type", "path"} <= m.keys() for m in modules):
-        raise InputError("names no modules", folder / MODULES, "the folder is damaged: fetch or make it again")
+        raise InputError("names no modules", folder / MODULES, _DAMAGED)
+    for entry in modules:
+        refuse_types(entry, {"type": str, "path": str}, folder / MODULES)
     if not all(m["path"] == "" or safe_name(m["path"]) for m in modules):
         raise InputError("names a folder outside its own", folder / MODULES, "do not use it: no tool writes that")
     return modules
@@ -105,6 +122,27 @@ def module_entries(folder: Path) -> list[dict[str, Any]]:
 def optional_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the folder does not have the file."""
     return read_json(path) if path.is_file() else {}
+
+
+def prompts_of(folder: Path) -> dict[str, Any]:
+    """What a folder says of prompts, similarity and dimension, without what is null; a prompt that is null is empty."""
+    file = folder / PROMPTS
+    found = _without_null(optional_json(file))
+    refuse_types(found, {"prompts": dict, "truncate_dim": int}, file)
+    prompts = {name: "" if prompt is None else prompt for name, prompt in found.get("prompts", {}).items()}
+    refuse_types(prompts, dict.fromkeys(prompts, str), file)
+    return {**found, "prompts": prompts}
+
+
+def lengths_of(file: Path) -> dict[str, Any]:
+    """What the file of `sentence_config` says, without what is null; empty if there is none."""
+    found = _without_null(optional_json(file))
+    refuse_types(found, dict.fromkeys(("max_seq_length", "query_length", "document_length"), int), file)
+    return found
+
+
+def _without_null(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def sentence_config(inner: Path) -> Path:
@@ -134,12 +172,12 @@ def positions(inner: Path, named: int = 0) -> Limit:
     In a folder of raydense only the model counts: the length in its tokenizer is the largest that it was trained with. So it does where the
     folder itself has `named` a length, which sentence-transformers then takes. A model without a limit of its own allows at least that.
     """
-    config = read_json(inner / "config.json")
+    config = _without_null(read_json(inner / "config.json"))
+    refuse_types(config, dict.fromkeys(("max_position_embeddings", "n_positions", "pad_token_id"), int), inner / "config.json")
     relative = "relative_attention_num_buckets" in config  # T5, whose n_positions is no limit
     positions = config.get("max_position_embeddings") or (0 if relative else config.get("n_positions")) or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
-        padding = config.get("pad_token_id")
-        positions -= (1 if padding is None else int(padding)) + 1
+        positions -= config.get("pad_token_id", 1) + 1
     alone = named or (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
     longest = int(optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0)
     of_model, of_tokenizer = (int(n) if 0 < n < _NO_LIMIT else 0 for n in (positions, longest))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,16 @@ from transformers import PreTrainedModel
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig
-from raydense.models.encoder_folder import OWN_FILE, optional_json, positions, read_json, require_folder, weights_folder, write_json
+from raydense.models.encoder_folder import (
+    OWN_FILE,
+    optional_json,
+    positions,
+    read_json,
+    refuse_types,
+    require_folder,
+    weights_folder,
+    write_json,
+)
 from raydense.models.model_card import generator_card
 from raydense.models.tokenizer import TextTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
@@ -124,6 +133,7 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
     known = {f.name for f in fields(GeneratorConfig)}
     if found and set(found) != known:
         raise InputError("is not what this raydense writes for a generator", root / OWN_FILE, "give a generator's folder")
+    refuse_types(found, get_type_hints(GeneratorConfig), root / OWN_FILE)
     config = replace(GeneratorConfig(**found), **{name: value for name, value in overrides.items() if value is not None})
     limit = positions(inner)
     for name in ("passage_length", "query_length"):

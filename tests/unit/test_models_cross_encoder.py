@@ -135,6 +135,13 @@ def test_a_length_override_wins(tiny_folder, tmp_path):
     assert load_pair_tokenizer(tmp_path).length == 40
 
 
+def test_a_pair_length_that_is_no_number_is_refused(tiny_folder, tmp_path):
+    fresh(tiny_folder, length=40).save(tmp_path)
+    (tmp_path / "raydense.json").write_text('{"pair_length": [40]}')
+    with pytest.raises(InputError, match=r"raydense\.json: pair_length is \[40\], and no int"):
+        load_pair_tokenizer(tmp_path)
+
+
 def test_several_labels_are_refused(tiny_folder, tmp_path):
     fresh(tiny_folder).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -357,6 +357,38 @@ def test_a_config_that_raydense_cannot_follow_is_refused(tiny_folder, tmp_path, 
         DualEncoder.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("raydense.json", {"query_length": "64"}, "query_length is '64', and no int"),
+        ("raydense.json", {"query_prefix": None}, "query_prefix is None, and no str"),
+        ("raydense.json", [], "holds no JSON object"),
+        ("config_sentence_transformers.json", [1], "holds no JSON object"),
+        ("config_sentence_transformers.json", {"prompts": ["query: "]}, r"prompts is \['query: '\], and no dict"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 5}}, "query is 5, and no str"),
+        ("config_sentence_transformers.json", {"truncate_dim": "16"}, "truncate_dim is '16', and no int"),
+        ("sentence_bert_config.json", {"max_seq_length": "50"}, "max_seq_length is '50', and no int"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": 5}}, "text is 5, and no dict"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": "5"}}}, "max_length is '5', and no int"),
+        ("sentence_bert_config.json", {"model_args": 5}, "model_args is 5, and no dict"),
+        ("1_Pooling/config.json", {"pooling_mode": 5}, "pooling_mode is 5, and no list"),
+        ("config.json", {"max_position_embeddings": "512"}, "max_position_embeddings is '512', and no int"),
+        ("modules.json", [{"type": "sentence_transformers.models.Transformer", "path": 5}], "path is 5, and no str"),
+        ("modules.json", {"type": "sentence_transformers.models.Transformer"}, "names no modules"),
+    ],
+)
+def test_a_file_with_values_of_other_types_is_refused(tiny_folder, tmp_path, file, content, message):
+    folder = copy_of(tiny_folder, tmp_path)
+    if isinstance(content, dict) and "type" not in content:
+        edit(folder / file, **content)
+    else:
+        (folder / file).write_text(json.dumps(content))
+    if file != "raydense.json":
+        (folder / "raydense.json").unlink()
+    with pytest.raises(InputError, match=f"{file}: .*{message}; the folder is damaged: fetch or make it again"):
+        DualEncoder.load(folder)
+
+
 @pytest.mark.parametrize("family", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
 def test_lengths_in_a_file_that_an_old_version_named_by_its_family_are_those_of_sentence_transformers(tiny_folder, tmp_path, family):
     folder = copy_of(tiny_folder, tmp_path)

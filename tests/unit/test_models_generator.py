@@ -89,6 +89,13 @@ def test_a_start_or_end_token_that_another_file_names_or_none(folder: Path, tmp_
         Generator.load(tmp_path / "m")
 
 
+def test_a_length_that_is_no_number_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "m")
+    (tmp_path / "m" / "raydense.json").write_text('{"passage_prefix": "", "passage_length": "128", "query_length": 64}')
+    with pytest.raises(InputError, match=r"raydense\.json: passage_length is '128', and no int"):
+        Generator.load(tmp_path / "m")
+
+
 def test_an_encoder_is_refused(tiny_folder: Path, folder: Path) -> None:
     with pytest.raises(InputError, match="is no sequence-to-sequence model; give one such as T5 or BART"):
         Generator.load(tiny_folder)

@@ -146,6 +146,7 @@ def test_what_is_unknown_is_refused_in_one_line(transformer: Transformer, tmp_pa
         ({"activation_function": "os.system"}, "activation os.system"),
         ({"activation_function": "torch.nn.modules.container.Sequential"}, "Sequential; there are Identity, Tanh"),
         ({"module_input_name": "token_embeddings"}, "has a residual, or reads states"),
+        ({"in_features": None}, "in_features is None, and no int"),
         ({"in_features": 64}, "takes 64 numbers, and gets 128"),
         ({"out_features": 7}, "weights cannot be loaded"),
     ],

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import first_line, read_json, write_json
+from raydense.models.encoder_folder import first_line, read_json, refuse_types, write_json
 from raydense.models.modules.module import VECTORS, Features, Module, Options
 from raydense.models.weights import reads_weights
 
@@ -32,7 +32,8 @@ class Dense(Module):
 
     @classmethod
     def load(cls, folder: Path, width: int, options: Options) -> Dense:
-        config = read_json(folder / "config.json")
+        config = {"in_features": None, "out_features": None} | read_json(folder / "config.json")
+        refuse_types(config, {"in_features": int, "out_features": int}, folder / "config.json")
         if config.get("use_residual") or {config.get(f"module_{side}_name") or VECTORS for side in ("input", "output")} != {VECTORS}:
             raise InputError("has a residual, or reads states", folder / "config.json", "a plain layer over vectors can be read")
         library, _, name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")

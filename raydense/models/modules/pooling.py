@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import read_json, write_json
+from raydense.models.encoder_folder import read_json, refuse_types, write_json
 from raydense.models.modules.module import STATES, VECTORS, Features, Module, Options
 
 _CONFIG = "config.json"
@@ -62,7 +62,9 @@ def pooling_mode(folder: Path, prompted: bool = False) -> str:
     """
     values = read_json(folder / _CONFIG)
     found = values.get("pooling_mode") or [mode for mode in _ORDER if values.get(_KEYS[mode]) is True]
-    mode = found if isinstance(found, str) else "+".join(found) or "mean"
+    named = [found] if isinstance(found, str) else found
+    refuse_types({"pooling_mode": named}, {"pooling_mode": list}, folder / _CONFIG)
+    mode = "+".join(map(str, named)) or "mean"
     check_mode(mode, folder / _CONFIG)
     if prompted and not values.get("include_prompt", True):
         raise InputError("leaves the prompt out of the pooling", folder / _CONFIG, "that cannot be read: use a model that pools over it")

@@ -10,7 +10,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raydense.errors import InputError
 from raydense.models.adapters import adapt
-from raydense.models.encoder_folder import Limit, optional_json, positions, sentence_config, weights_folder, write_json
+from raydense.models.encoder_folder import (
+    Limit,
+    lengths_of,
+    optional_json,
+    positions,
+    refuse_types,
+    sentence_config,
+    weights_folder,
+    write_json,
+)
 from raydense.models.modules.module import STATES, Features, InputModule, Options
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.weights import has_pooler, load_encoder, save_weights
@@ -69,7 +78,7 @@ class Transformer(InputModule):
     @classmethod
     def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
         file = sentence_config(folder)
-        found = optional_json(file)
+        found = lengths_of(file)
         if found.get("do_lower_case") and not optional_json(folder / "tokenizer_config.json").get("do_lower_case"):
             raise InputError("lower-cases outside its tokenizer", file, "let the tokenizer do it: do_lower_case")
         _refuse_arguments(found, file)
@@ -114,8 +123,11 @@ class Transformer(InputModule):
 
 def _refuse_arguments(found: dict[str, Any], file: Path) -> None:
     """InputError if sentence-transformers calls a model or its tokenizer with an argument that changes the vectors, and that is not followed."""
+    refuse_types(found, dict.fromkeys(_ARGUMENTS, dict), file)
+    refuse_types(found.get("processing_kwargs", {}), {"common": dict, "text": dict}, file)
     given = _flat({name: found[name] for name in (*_ARGUMENTS, "query_expansion") if found.get(name)})
     for name, value in given:
+        refuse_types({name: value}, {name: int} if name.endswith("max_length") else {}, file)
         whole = name.endswith(".truncation") and value in (True, "longest_first")
         if name not in _FOLLOWED and not whole:
             fix = "use another model, or remove it where the vectors may be others"
