@@ -55,9 +55,7 @@ def main(folder: Path) -> None:
     dense = rd.index(rd.IndexSettings(kind="faiss", embeddings=vectors, output=folder / "dense"))
     compared = rd.compare(rd.CompareSettings(embeddings=vectors, factories="Flat SQ8", k=5, output=folder / "compared"))
     assert compared.summary["result"]["runs"]["Flat"]["metrics"]["recall@5"] == 1
-    by_vectors = rd.search(
-        rd.SearchSettings(index=dense, model=retriever, queries=queries, qrels=qrels / "test", k=20, output=folder / "by-vectors")
-    )
+    by_vectors = rd.search(rd.SearchSettings(index=dense, model=retriever, queries=queries, k=20, output=folder / "by-vectors"))
     reranked = rd.rerank(
         rd.RerankSettings(
             model=reranker, run=by_vectors, corpus=corpus, queries=queries, depth=5, concurrency=(1, 1), output=folder / "reranked"

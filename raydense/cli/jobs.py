@@ -141,11 +141,12 @@ def submissions(client: Any) -> list[Any]:
 
 @contextmanager
 def reached() -> Iterator[None]:
-    """For calls of a client: JobError where the cluster does not answer."""
+    """For calls of a client: JobError where the cluster does not answer, or answers with an error."""
     try:
         yield
     except (RuntimeError, OSError) as error:  # those of requests are OSErrors
-        raise JobError(f"the cluster does not answer ({_last_line(error)})") from error
+        what = "does not answer" if isinstance(error, OSError) else "answers with an error"
+        raise JobError(f"the cluster {what} ({_last_line(error)})") from error
 
 
 class Unread:

@@ -90,7 +90,7 @@ def _asks(param: click.Parameter) -> bool:
 
 def _submit_run(command: click.Command) -> click.Command:
     def call(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, concurrent: int, **where: Any) -> None:
-        recipe, whole = recipe_named(recipe), Place.of(output).located
+        recipe, whole = recipe_named(recipe), Place.of(output).located if output else ""
         words = [word for change in changes for word in ("--set", change)] + ["--concurrent", str(concurrent)] * (concurrent > 1)
         work = recipe_work(recipe, whole, stages_of(read_recipe(recipe, whole, changes, concurrent)), words)
         if whole != output:

@@ -166,7 +166,7 @@ def _tuned(settings: FuseSettings, rule: Rule, names: list[str], places: list[Pl
     if not len(numbers):
         raise InputError("no run has a query that is judged here", settings.qrels, "give judgements of queries that the runs have")
     if lacking := [name for name, each in zip(names, places, strict=True) if not each.count[numbers].any()]:
-        what = f"{' and '.join(lacking)} has no hits of the {len(numbers):,} queries that are judged here, so that no weight can be found for it"
+        what = f"no weight can be found for {' and '.join(lacking)}: without hits of the {len(numbers):,} queries that are judged here"
         raise InputError(what, settings.qrels, "search these queries too, or leave the run out")
     pieces = _pieces(numbers, places)
     tried = combinations(len(names)) if rule.method == "reciprocal" or rule.scale else lambdas(_spreads(places, query_ids, pieces))

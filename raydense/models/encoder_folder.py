@@ -128,7 +128,7 @@ def prompts_of(folder: Path) -> dict[str, Any]:
     """What a folder says of prompts, similarity and dimension, without what is null; a prompt that is null is empty."""
     file = folder / PROMPTS
     found = _without_null(optional_json(file))
-    refuse_types(found, {"prompts": dict, "truncate_dim": int}, file)
+    refuse_types(found, {"prompts": dict, "truncate_dim": int, "default_prompt_name": str}, file)
     prompts = {name: "" if prompt is None else prompt for name, prompt in found.get("prompts", {}).items()}
     refuse_types(prompts, dict.fromkeys(prompts, str), file)
     return {**found, "prompts": prompts}
@@ -174,6 +174,7 @@ def positions(inner: Path, named: int = 0) -> Limit:
     """
     config = _without_null(read_json(inner / "config.json"))
     refuse_types(config, dict.fromkeys(("max_position_embeddings", "n_positions", "pad_token_id"), int), inner / "config.json")
+    refuse_types(config, {"model_type": str}, inner / "config.json")
     relative = "relative_attention_num_buckets" in config  # T5, whose n_positions is no limit
     positions = config.get("max_position_embeddings") or (0 if relative else config.get("n_positions")) or 0
     if config.get("model_type") in _OFFSET_POSITIONS:

@@ -33,7 +33,6 @@ class Builder:
     def stages(self) -> tuple[Stage, ...]:
         """The stages that have no fault."""
         self._check_names_of_defaults()
-        self._check_given()
         built = []
         for name, values in self._content["stages"].items():
             with self._faults.collected():
@@ -44,14 +43,6 @@ class Builder:
         if len(self._classes) == len(self._content["stages"]):
             self._check_keys_of_defaults()
         return tuple(built)
-
-    def _check_given(self) -> None:
-        for name, value in self._given.items():
-            for other in named_in(value):
-                if other in self._content["stages"] or other in self._given:
-                    self._faults.add(
-                        f"names ${other}", f"{self._file}: given.{name}", "a given value names nothing else: write it where it is used"
-                    )
 
     def _check_names_of_defaults(self) -> None:
         names = {*self._given, *map(str, self._content["stages"])}
@@ -75,11 +66,11 @@ class Builder:
         where = f"{self._file}: stages.{name}"
         verb = self._verb(name, values, where)
         needs: list[str] = []
-        given = {key: names[0] for key, value in values.items() if (names := [name for name in named_in(value) if name in self._given])}
+        raw = {key: value for key, value in values.items() if key != "do"}
         values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
         chosen = VERBS[verb].settings.chosen(without_nulls(values), f"{where}.")
         whole = chosen.all_fields()
-        own, values = flat(values, whole), without_nulls(values, whole)
+        own, values, written = flat(values, whole), without_nulls(values, whole), flat(raw, whole)
         self._classes.append((chosen, self._names()))
         if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
             for key in (key for key, value in own.items() if value is None):
@@ -87,11 +78,15 @@ class Builder:
         for key, value in self._defaults_for(chosen, values, own).items():
             if (found := self._resolved(value, needs, f"{where}.{key}")) is not None:
                 put(values, key, found)
+            written.setdefault(key, value)
+        given = {key: names[0] for key, value in written.items() if (names := [name for name in named_in(value) if name in self._given])}
         seed = self._content.get("seed")
         if seed is not None and "seed" in chosen.model_fields:
             values.setdefault("seed", seed)
         self._check_output(values, f"{where}.output")
         values.setdefault("output", str(self._output / name))
+        if not self._shared:
+            self._check_apart(str(values["output"]), f"{where}.output")
         settings = self._read(chosen, values, given, where)
         if isinstance(settings, SearchSettings) and not settings.index:
             fix = "give it together with pool, which must answer from it"
@@ -132,13 +127,11 @@ class Builder:
             self._faults.add("stages of a sweep are given their folders", where, "leave it out")
         elif "output" in values and not below(str(values["output"]), str(self._output)):
             self._faults.add("lies outside of the recipe's folder", where, "leave it out, or give a folder in it")
-        elif "output" in values:
-            self._check_apart(values["output"], where)
 
-    def _check_apart(self, output: Any, where: str) -> None:
+    def _check_apart(self, output: str, where: str) -> None:
         """A fault where an earlier stage's folder is this one, in it or around it."""
         for name, folder in self._folders.items():
-            if below(str(output), folder) is not None or below(folder, str(output)) is not None:
+            if below(output, folder) is not None or below(folder, output) is not None:
                 self._faults.add(f"lies in the folder of ${name}, or around it", where, "leave it out, or give another folder")
 
     def _defaults_for(self, chosen: type[Settings], values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

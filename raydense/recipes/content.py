@@ -164,7 +164,7 @@ class _GivenTwice(yaml.MarkedYAMLError):
 
 
 class _Once(yaml.SafeLoader):
-    """YAML's safe loader, which refuses a key given twice. Numbers and truth values are those of YAML 1.2: 012, 12:30, no and dates are texts."""
+    """YAML's safe loader, which refuses a key given twice. 012, 12:30, no and dates are texts, as in YAML 1.2."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
@@ -180,7 +180,7 @@ class _Once(yaml.SafeLoader):
 for _tag, _form, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", list("-+0123456789")),
     ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.0123456789")),
     ("merge", r"<<", ["<"]),
 ):

@@ -207,7 +207,9 @@ def _trial(
 def _folder(name: str) -> str:
     """A name of a folder for a trial; of long values it has a digest, as file systems take 255 bytes."""
     plain = re.sub(r"[^\w.=-]+", "-", name)
-    return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 9]}-{digest_of(name)[:8]}"
+    if len(plain.encode()) <= _LONGEST:
+        return plain
+    return f"{plain.encode()[: _LONGEST - 9].decode(errors='ignore')}-{digest_of(name)[:8]}"
 
 
 def _refuse_same(trials: list[Trial], where: str) -> None:

@@ -194,11 +194,11 @@ class Dev:
     """This worker's share of a dev set, tokenised; measures the retriever or the re-ranker of the model."""
 
     def __init__(self, dev: DevSet, model: nn.Module, texts: Texts, rank: int, workers: int, micro_batch: int = 0) -> None:
-        """No more than `micro_batch` texts go through the model at once, as in the training; 0: no such limit."""
+        """No more than four times `micro_batch` texts go through the model at once: without gradients each takes less; 0: no such limit."""
         kind = DualEncoder if dev.absent is None else CrossEncoder
         model = next(part for part in model.modules() if isinstance(part, kind))
         self.dev, self.model, self.rank, self.workers = dev, model, rank, workers
-        self._at_once = min(_BATCH, micro_batch or _BATCH)
+        self._at_once = min(_BATCH, 4 * micro_batch or _BATCH)
         if isinstance(model, DualEncoder):
             self._queries = self._share(model.tokenize_queries(texts.queries(self._mine(len(dev.query), dev.query))))
             self._passages = self._share(model.tokenize_passages(texts.passages(self._mine(len(dev.rows), dev.rows))))

@@ -165,7 +165,7 @@ class Loop:
         """
         worker, place, checkpointing = self.worker, _kept_in(self.job, self.worker), self.settings.activation_checkpointing
         kept, devices = kept_micro_batch(place, worker.device, worker.on_machine)
-        if kept and kept == Kept(kept.texts, devices, checkpointing):
+        if kept and kept.devices == devices and kept.activation_checkpointing in (None, checkpointing):
             texts, line = kept.texts, f"micro_batch {kept.texts}, as before"
         else:
             texts, line = find_micro_batch(self.settings, self.job.start, model, worker.device, worker.on_machine)

@@ -46,7 +46,7 @@ class Kept:
 
     texts: int
     devices: list[str]
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | None = None  # of 0.2: not kept
 
     def __str__(self) -> str:
         recomputing = f"with{'' if self.activation_checkpointing else 'out'} activation_checkpointing"

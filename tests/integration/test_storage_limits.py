@@ -21,7 +21,7 @@ def test_a_read_only_folder_is_an_error_with_a_fix() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)
         run = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
-        assert run.stdout == f"2 {folder}/x: permission denied; choose a folder that you may write\n", run.stderr
+        assert run.stdout == f"2 {folder}/x: permission denied; give another path, or yourself the right to read and write it\n", run.stderr
         assert not os.listdir(folder)
 
 

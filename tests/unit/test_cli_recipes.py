@@ -147,9 +147,10 @@ def test_a_plan_of_which_nothing_is_known_has_no_times(here, capsys):
     assert "total" not in call(capsys, "plan", "r.yaml", "--output", "out")[1]
 
 
-@pytest.mark.parametrize("verb", ["run", "plan"])
+@pytest.mark.parametrize("verb", ["run", "plan", "submit"])
 def test_an_empty_output_is_refused(here, capsys, verb):
-    assert call(capsys, verb, "r.yaml", "--output", "")[2] == [
+    words = [verb] if verb != "submit" else ["submit", "run"]
+    assert call(capsys, *words, "r.yaml", "--output", "")[2] == [
         "raydense: --output: is empty; give the folder for the outputs of all stages"
     ]
 

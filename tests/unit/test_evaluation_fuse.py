@@ -335,7 +335,7 @@ def test_runs_that_do_not_fit_are_refused(world: tuple[Path, list[str]], tmp_pat
         ({"run": [f"a={runs[0]}", f"a={runs[1]}"]}, "same name"),
         ({"run": runs, "weights_of": torn}, "is no fused run"),
         ({"run": runs, "qrels": str(tmp_path / "strange")}, "no run has a query that is judged here"),
-        ({"run": [f"a={runs[0]}", f"one={torn}"], "qrels": judged}, "one has no hits of the 1 queries that are judged here"),
+        ({"run": [f"a={runs[0]}", f"one={torn}"], "qrels": judged}, "no weight can be found for one: without hits of the 1 queries"),
     ):
         with pytest.raises(InputError, match=words):
             fuse(FuseSettings(output=str(tmp_path / "out"), **asked))

@@ -91,7 +91,7 @@ def test_changes_from_the_command_line(recipe):
         ),
         ("do: index", "do: index\n    bm25.k1: 2", "stages.words.bm25.k1: is a key of a group; write bm25: {k1: VALUE}"),
         ("$data/corpus", "$words/corpus", "stages.words.corpus: $words stands behind this stage; put it before"),
-        ("tau: 0.05", "tau: $data", "given.tau: names $data; a given value names nothing else"),
+        ("passages: 200", "passages: 200\n    output: out/words", "stages.words.output: lies in the folder of $data, or around it"),
         ("kind: bm25", "kind: bm25\n    output: out/data/words", "stages.words.output: lies in the folder of $data, or around it"),
         ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
         ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
@@ -279,8 +279,11 @@ def test_a_change_of_what_is_not_there_is_refused(recipe, change, message):
 
 def test_a_value_that_is_to_be_given_says_how(recipe, tmp_path):
     recipe.write_text(RECIPE.replace("tau: 0.05", "tau: 0.05\n  mine:").replace("examples: mine", "examples: $mine"))
-    with pytest.raises(InputError, match=r"stages\.train\.examples: missing; give it by --set mine=VALUE, or in given$"):
+    missing = r"stages\.train\.{}: missing; give it by --set mine=VALUE, or in given$"
+    with pytest.raises(InputError, match=missing.format("examples")):
         Recipe.read(recipe, "out")
+    with pytest.raises(InputError, match=missing.format(r"dev\.qrels")):
+        Recipe.read(recipe, "out", ("train.examples=mine", "train.dev.qrels=$mine", "mine=null"))
     found = plan(Recipe.read(recipe, tmp_path / "out", ("mine=nowhere",)))
     assert "nowhere: no such folder" in found[2]["note"]
     assert "give another by --set mine=PATH" in found[2]["note"]

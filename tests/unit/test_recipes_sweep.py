@@ -368,6 +368,10 @@ def test_variants_in_other_scripts_have_folders_of_their_own(tmp_path):
         for t in read(write(tmp_path, with_sweep("sweep: {variants: {有噪声: {}, 无噪声的: {train.alpha: 0.5}}}"))).trials
     ]
     assert names == ["有噪声", "无噪声的"]
+    long = with_sweep(f"sweep: {{variants: {{{'有噪声' * 40}: {{}}, {'有噪声' * 41}: {{train.alpha: 0.5}}}}}}")
+    names = [t.recipe.output.name for t in read(write(tmp_path, long)).trials]
+    assert len(set(names)) == 2
+    assert max(len(name.encode()) for name in names) <= 120
 
 
 def test_a_trial_of_long_values_has_a_folder_that_can_be_made(tmp_path):

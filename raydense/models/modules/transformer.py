@@ -27,12 +27,14 @@ from raydense.models.weights import has_pooler, load_encoder, save_weights
 _CONFIG, _QUERY_LENGTH = "sentence_bert_config.json", "query_length"
 
 # Arguments of transformers in _CONFIG that change no vector, or that `lengths` follows; the first are older names of the second.
+_LOADING = ("cache_dir", "code_revision", "local_files_only", "revision", "token", "trust_remote_code")
+_MODEL = ("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "use_safetensors")
 _FOLLOWED = {
     f"{key}.{name}"
     for keys, names in (
-        (("model_args", "model_kwargs"), ("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code")),
-        (("tokenizer_args", "processor_kwargs"), ("model_max_length", "padding_side", "use_fast", "trust_remote_code")),
-        (("config_args", "config_kwargs"), ("use_cache", "trust_remote_code")),
+        (("model_args", "model_kwargs"), (*_LOADING, *_MODEL)),
+        (("tokenizer_args", "processor_kwargs"), (*_LOADING, "model_max_length", "padding_side", "use_fast")),
+        (("config_args", "config_kwargs"), (*_LOADING, "reference_compile", "use_cache")),
         (("processing_kwargs.common", "processing_kwargs.text"), ("max_length", "padding")),
     )
     for key in keys
@@ -73,7 +75,7 @@ class Transformer(InputModule):
 
     @classmethod
     def limit(cls, folder: Path) -> Limit:
-        return positions(folder, max(length or 0 for length in cls.lengths(folder)))
+        return positions(folder, min(length or 0 for length in cls.lengths(folder)))
 
     @classmethod
     def lengths(cls, folder: Path) -> tuple[int | None, int | None]:
@@ -126,12 +128,15 @@ def _refuse_arguments(found: dict[str, Any], file: Path) -> None:
     refuse_types(found, dict.fromkeys(_ARGUMENTS, dict), file)
     refuse_types(found.get("processing_kwargs", {}), {"common": dict, "text": dict}, file)
     given = _flat({name: found[name] for name in (*_ARGUMENTS, "query_expansion") if found.get(name)})
+    of_others = tuple(f"processing_kwargs.{kind}." for kind in ("image", "audio", "video"))  # which no passage is
     for name, value in given:
         refuse_types({name: value}, {name: int} if name.endswith("max_length") else {}, file)
+        if name.startswith(of_others):
+            continue
         whole = name.endswith(".truncation") and value in (True, "longest_first")
         if name not in _FOLLOWED and not whole:
             fix = "use another model, or remove it where the vectors may be others"
-            raise InputError(f"sets {name}, which changes vectors in a way that raydense does not follow", file, fix)
+            raise InputError(f"sets {name}, which may change vectors, and which raydense does not follow", file, fix)
 
 
 def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
