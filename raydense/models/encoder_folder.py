@@ -180,7 +180,9 @@ def positions(inner: Path, named: int = 0) -> Limit:
     if config.get("model_type") in _OFFSET_POSITIONS:
         positions -= config.get("pad_token_id", 1) + 1
     alone = named or (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
-    longest = int(optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0)
+    longest = optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0
+    if not isinstance(longest, int | float):  # some tokenizers name 1e30
+        raise InputError(f"model_max_length is {longest!r}, and no number", inner / "tokenizer_config.json", _DAMAGED)
     of_model, of_tokenizer = (int(n) if 0 < n < _NO_LIMIT else 0 for n in (positions, longest))
     if alone:
         return Limit(of_model or max(512, of_tokenizer, named))
