@@ -66,23 +66,8 @@ class Builder:
         where = f"{self._file}: stages.{name}"
         verb = self._verb(name, values, where)
         needs: list[str] = []
-        raw = {key: value for key, value in values.items() if key != "do"}
-        values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in values.items() if key != "do"}
-        chosen = VERBS[verb].settings.chosen(without_nulls(values), f"{where}.")
-        whole = chosen.all_fields()
-        own, values, written = flat(values, whole), without_nulls(values, whole), flat(raw, whole)
-        self._classes.append((chosen, self._names()))
-        if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
-            for key in (key for key, value in own.items() if value is None):
-                chosen.refuse_unknown(key, f"{where}.")
-        for key, value in self._defaults_for(chosen, values, own).items():
-            if (found := self._resolved(value, needs, f"{where}.{key}")) is not None:
-                put(values, key, found)
-            written.setdefault(key, value)
-        given = {key: names[0] for key, value in written.items() if (names := [name for name in named_in(value) if name in self._given])}
-        seed = self._content.get("seed")
-        if seed is not None and "seed" in chosen.model_fields:
-            values.setdefault("seed", seed)
+        written = {key: value for key, value in values.items() if key != "do"}
+        chosen, values, given = self._values(VERBS[verb].settings, written, needs, where)
         self._check_output(values, f"{where}.output")
         values.setdefault("output", str(self._output / name))
         if not self._shared:
@@ -96,6 +81,27 @@ class Builder:
             settings = settings.model_copy(update={"output": str(folder)})
         needed = tuple(dict.fromkeys(needs))
         return Stage(name, verb, settings, needed, tuple(self._folders[need] for need in needed), given, where)
+
+    def _values(
+        self, settings: type[Settings], written: dict[str, Any], needs: list[str], where: str
+    ) -> tuple[type[Settings], dict[str, Any], dict[str, str]]:
+        """The class that reads a stage's settings, its values with the defaults and the seed, and the given name behind each key."""
+        values = {key: self._resolved(value, needs, f"{where}.{key}") for key, value in written.items()}
+        chosen = settings.chosen(without_nulls(values), f"{where}.")
+        whole = chosen.all_fields()
+        own, values, written = flat(values, whole), without_nulls(values, whole), flat(written, whole)
+        self._classes.append((chosen, self._names()))
+        if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
+            for key in (key for key, value in own.items() if value is None):
+                chosen.refuse_unknown(key, f"{where}.")
+        for key, value in self._defaults_for(chosen, values, own).items():
+            if (found := self._resolved(value, needs, f"{where}.{key}")) is not None:
+                put(values, key, found)
+            written[key] = value
+        if self._content.get("seed") is not None and "seed" in chosen.model_fields:
+            values.setdefault("seed", self._content["seed"])
+        given = {key: names[0] for key, value in written.items() if (names := [name for name in named_in(value) if name in self._given])}
+        return chosen, values, given
 
     def _read(self, chosen: type[Settings], values: dict[str, Any], given: dict[str, str], where: str) -> Settings:
         """The settings of a stage; of a key that is missing since the recipe is given no value, the error says how to give it."""
