@@ -29,8 +29,8 @@ from raydense.evaluation.truncation import cut_to, deeper_than
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, folders_by_name, provenance, releases_outputs
 
-METRICS = ["RR@10", "R@1", "R@50"]
-"""Figure 2 of Qiu et al. 2022: MRR@10, Recall@1, Recall@50."""
+METRICS = ["RR@10", "Success@1", "Success@50"]
+"""Figure 2 of Qiu et al. 2022: MRR@10, Recall@1, Recall@50; its recall is the share of queries with a positive among the first k."""
 _READ = ["query_id", "passage_id", "score", "judged", "same_text_as", "package"]
 
 

@@ -70,6 +70,6 @@ def test_a_perfect_judge_finds_the_planted_false_negatives(world: Path, keep: in
     after = read_table(made.path, "qrels").to_pylist()
     assert {(row["query_id"], row["passage_id"]) for row in after if row["relevance"] >= 1} == known | (planted & asked)
     # `evaluate` reads the new judgements, and measures what the report says
-    report = evaluate(EvaluateSettings(run=[world / "words"], qrels=made, metrics="RR@10 R@1 R@50", output=folder / "report"))
+    report = evaluate(EvaluateSettings(run=[world / "words"], qrels=made, metrics="RR@10 Success@1 Success@50", output=folder / "report"))
     assert report.summary["result"]["metrics"] == pytest.approx(made.summary["runs"]["words"]["after"])
     assert made.summary["runs"]["words"]["after"]["RR@10"] > made.summary["runs"]["words"]["before"]["RR@10"]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ir_measures import RR, R
+from ir_measures import RR, Success
 
 from raydense.cli import main
 from raydense.construction.adjudicate import adjudicate
@@ -308,7 +308,7 @@ def test_metrics_before_and_after_are_those_of_ir_measures(annotation: Artifact,
         hits = [ir_measures.ScoredDoc(q, p, score) for q, found in run.items() for p, score in found]
         for key, qrels in (("before", QRELS), ("after", after)):
             judged = [ir_measures.Qrel(*row) for row in qrels]
-            expected = ir_measures.calc_aggregate([RR @ 10, R @ 1, R @ 50], judged, hits)
+            expected = ir_measures.calc_aggregate([RR @ 10, Success @ 1, Success @ 50], judged, hits)
             assert made.summary["runs"][name][key] == pytest.approx({str(measure): value for measure, value in expected.items()})
     assert made.summary["runs"]["one"]["before"] != made.summary["runs"]["one"]["after"]
     chart = made.file("before-and-after.svg").read_text()
