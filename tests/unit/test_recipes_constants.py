@@ -24,6 +24,11 @@ LARGE = [
     for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
     if re.search(r"-(msmarco|nq|wq|trec|trivia|squad|multi)$", file.stem)
 ]
+TABLES = [  # which reproduce tables of the papers, on their data or in small
+    file
+    for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
+    if re.search(r"-(msmarco|nq|wq|trec|trivia|multi)$|^(dureader|overlap|out-of-domain)", file.stem)
+]
 MARCO, NQ, DUREADER = 502_939, 58_812, 86_395  # training queries
 
 RETRIEVER = {
@@ -302,6 +307,14 @@ def test_the_hybrid_of_multiple_positives_is_dprs(tmp_path: Path) -> None:
         assert (one.method, one.scale, one.weights) == ("sum", False, [1, 1.1])
         report: Any = stages[name.replace("hybrid", "report")]
         assert [(searched[run].qrels, searched[run].k) for run in one.run] == [(report.qrels, 2_000)] * 2
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
+def test_recall_is_the_papers_where_a_table_of_theirs_is_made(file: Path, tmp_path: Path) -> None:
+    """Their Recall@k counts queries with a positive among the first k; R@k falls with every positive of a query."""
+    reports = [one.settings for one in Recipe.read(file, tmp_path).stages if isinstance(one.settings, EvaluateSettings)]
+    assert not [metric for report in reports for metric in report.metrics if metric.startswith("R@")]
+    assert file.stem.endswith("-nq") <= all(report.answers is not None for report in reports)
 
 
 @pytest.mark.parametrize("file", LARGE, ids=lambda file: file.stem)
