@@ -9,6 +9,7 @@ import pytest
 from raydense.data.settings import MixSettings
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.forecast import Holds
+from raydense.inference.settings import RerankSettings
 from raydense.mining.settings import MineSettings
 from raydense.recipes.content import recipe_file
 from raydense.recipes.inputs import _fewer_negatives
@@ -220,6 +221,53 @@ def test_the_main_table_trains_rocketqav2_as_its_own_recipe(data: str, tmp_path:
         assert values[0] == values[1]
     joint: Any = table["joint"]
     assert joint.reranker == table["reranker-base"].output
+
+
+@pytest.mark.parametrize(("data", "of_bm25"), [("msmarco", 1_000), ("nq", 100)])
+def test_rerankers_of_a_table_start_from_one_size(data: str, of_bm25: int, tmp_path: Path) -> None:
+    """RocketQAv2, table 3: one of the retriever's size, before and after joint training, on 50 candidates and on BM25's 1,000."""
+    for name, start in (("main-table", "reranker-base"), ("rocketqav2", "reranker-1")):
+        stages: dict[str, Any] = {one.name: one.settings for one in Recipe.read(recipe_file(f"{name}-{data}"), tmp_path).stages}
+        reranked = {one.output: one for one in stages.values() if isinstance(one, RerankSettings)}
+        rows = [reranked[folder] for run in stages["report"].run if (folder := run.partition("=")[2]) in reranked]
+        assert {one.model for one in rows} == {stages[start].output, f"{stages['joint'].output}/reranker"}
+        bm25 = stages["bm25-dev"]
+        assert bm25.k == of_bm25
+        assert {(one.run == bm25.output, one.depth) for one in rows} == {(True, of_bm25), (False, 50)}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "constants"),
+    [
+        *((name, (1.2, 0.75)) for name in ("dureader-baselines-dureader", "overlap-dureader")),
+        *((f"dureader-baselines-{name}", (0.9, 0.4)) for name in ("cmed", "demo", "chinese")),
+        ("overlap-squad", (0.9, 0.4)),
+    ],
+)
+def test_bm25_of_dureader_is_elasticsearchs(recipe: str, constants: tuple[float, float], tmp_path: Path) -> None:
+    """The small versions stay as they were measured."""
+    settings = [one.settings for one in Recipe.read(recipe_file(recipe), tmp_path).stages]
+    assert {(one.bm25.k1, one.bm25.b) for one in settings if isinstance(one, IndexSettings) and one.kind == "bm25"} == {constants}
+
+
+def test_small_sets_are_upsampled_as_dprs(tmp_path: Path) -> None:
+    mix = next(one.settings for one in Recipe.read(recipe_file("multiple-positives-multi"), tmp_path).stages if one.name == "all")
+    assert isinstance(mix, MixSettings)
+    assert dict(zip([one.partition("=")[0] for one in mix.examples], mix.weights, strict=True)) == {
+        "nq": 1,
+        "trivia": 1,
+        "wq": 4,
+        "trec": 4,
+    }
+
+
+def test_both_halves_of_the_zero_shot_table_are_pre_trained_by_their_recipes(tmp_path: Path) -> None:
+    for method, beir in (("cocondenser", "beir"), ("cotmae", "beir-cotmae")):
+        own, zero_shot = (
+            {one.name: one.settings for one in Recipe.read(recipe_file(f"query-as-context-{name}-msmarco"), tmp_path).stages}["encoder-2"]
+            for name in (method, beir)
+        )
+        assert own == zero_shot
 
 
 @pytest.mark.parametrize(("data", "negatives"), [("msmarco", 20), ("nq", 100)])
