@@ -38,7 +38,7 @@ _IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
 
 class CrossEncoder(nn.Module):
-    """s_ce(q, p): a linear layer on the first token's state of `[CLS] q [SEP] p [SEP]` (RocketQA, section 3.2)."""
+    """s_ce(q, p): transformers' head on the first token of `[CLS] q [SEP] p [SEP]`; of BERT and ERNIE the pooler and a linear layer, as in RocketQA."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PairTokenizer) -> None:
         super().__init__()
