@@ -28,7 +28,7 @@ LARGE = [
 TABLES = [  # which reproduce tables of the papers, on their data or in small
     file
     for file in sorted(recipe_file("own-data").parent.glob("*.yaml"))
-    if re.search(r"-(msmarco|nq|wq|trec|trivia|multi)$|^(dureader|overlap|out-of-domain)", file.stem)
+    if re.search(r"-(msmarco|nq|wq|trec|trivia|multi)(-sweep)?$|^(dureader|overlap|out-of-domain)", file.stem)
 ]
 MARCO, NQ, DUREADER = 502_939, 58_812, 86_395  # training queries
 
@@ -172,7 +172,9 @@ TWO_ENCODERS = {
 def test_two_encoders_are_trained_where_the_scripts_have_two(file: Path, tmp_path: Path) -> None:
     """The small twins have one, as their tables were measured; what goes on from two encoders keeps both."""
     trained = {one.name: one.settings for one in Recipe.read(file, tmp_path).stages}
-    assert {name for name, one in trained.items() if getattr(one, "shared", None) is False} == TWO_ENCODERS.get(file.stem, set())
+    assert {name for name, one in trained.items() if getattr(one, "shared", None) is False} == TWO_ENCODERS.get(
+        file.stem.removesuffix("-sweep"), set()
+    )
 
 
 ON_PURPOSE = {  # stages that read texts, or make vectors, as no other of their recipe
@@ -195,7 +197,7 @@ def test_retrievers_of_one_recipe_read_texts_alike(file: Path, tmp_path: Path) -
     reads = {
         tuple(of(one, key) for key in ("pooling", "normalize", "query_length", "passage_length"))
         for name, one in stages.items()
-        if isinstance(one, VectorSettings) and (file.stem, Path(name).name) not in ON_PURPOSE
+        if isinstance(one, VectorSettings) and (file.stem.removesuffix("-sweep"), Path(name).name) not in ON_PURPOSE
     }
     assert len(reads) <= 1
 
@@ -207,6 +209,13 @@ def test_variants_of_pre_training_make_as_many_updates(name: str, tmp_path: Path
     assert sweep is not None
     encoders = [stage.settings for trial in sweep.trials for stage in trial.recipe.stages if stage.name == "encoder"]
     assert {one.max_steps for one in encoders if isinstance(one, LoopSettings)} == {337}
+
+
+def test_variants_of_joint_training_learn_from_as_many_lists(tmp_path: Path) -> None:
+    sweep = Sweep.read(recipe_file("rocketqav2-msmarco-sweep"), tmp_path)
+    assert sweep is not None
+    joints: list[Any] = [stage.settings for trial in sweep.trials for stage in trial.recipe.stages if stage.name == "joint"]
+    assert [one.epochs * (2 if one.more_examples else 1) for one in joints] == [4] * len(joints)
 
 
 @pytest.mark.parametrize("data", ["msmarco", "nq"])
