@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raydense.data.answers import answers_of
 from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
-from raydense.evaluation.answers import AnswerSearch, answers_of
+from raydense.evaluation.answers import AnswerSearch
 from raydense.evaluation.depths import by_depth
 from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report

@@ -12,9 +12,9 @@ import regex
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from raydense.data.answers import expression
 from raydense.data.cjk import CJK
 from raydense.data.store import PassageStore
-from raydense.evaluation.answers import expression
 from raydense.evaluation.runs import Asked, MeasuredRun
 
 SHOWN_HITS = 5

@@ -27,6 +27,13 @@ def listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count) or "none"
 
 
+def say_expressions(stage: str, summary: dict[str, Any]) -> None:
+    """Say how many answers that are regular expressions had no effect."""
+    expressions = summary.get("expressions", {})
+    if any(expressions.values()):
+        say(f"{stage}: of the answers as expressions these had no effect: {listed(expressions)}")
+
+
 def say_shortage(stage: str, summary: dict[str, Any], enough: int, kind: str) -> None:
     """Say how many queries have fewer than `enough` negatives, which are of a `kind`, and how many of those that are kept have none."""
     if summary["short"]:

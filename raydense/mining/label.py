@@ -20,8 +20,9 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, probability, refuse_unscored, rerank, warn_of_loss
 from raydense.inference.settings import RerankSettings
+from raydense.mining.answers import HeldAnswers
 from raydense.mining.blocks import Judged, depth_of, say_depth
-from raydense.mining.counts import added, added_sources, listed, say_shortage
+from raydense.mining.counts import added, added_sources, listed, say_expressions, say_shortage
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
@@ -121,12 +122,19 @@ class _Labeller:
     def __init__(self, settings: LabelSettings) -> None:
         self.settings = settings
         self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
+        self.answers = HeldAnswers(settings.queries, self.judged.store, settings.answers) if settings.answers else None
         self.depth = settings.depth if settings.model else depth_of(Artifact.open(settings.run, "run"), settings.depth)
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
         """The examples of one block, and its counts; the arguments are those of `Judged.queries_of`."""
         scored = self._scored(block, ids, numbers, lengths)
         pseudo, negatives, counts = self._thresholded(scored)
+        if self.answers:
+            counts["expressions"] = {}
+            held = self.answers.held(ids, negatives.query, negatives.row, counts["expressions"])
+            counts["candidates"]["confident negatives"] -= int(held.sum())
+            counts["candidates"]["negatives that hold an answer"] = int(held.sum())
+            negatives = negatives.at(~held)
         row, query = self.judged.positives.lists(numbers)
         gold = Listed.of(query, row, scores_of(query, row, scored.found.at(scored.gold)), "gold")
         positives = gold.then(Listed.of(pseudo.query, pseudo.row, pseudo.score, "pseudo"))
@@ -238,6 +246,7 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
         "candidates": candidates,
         "gold_below_s_neg": sum(block["gold_below_s_neg"] for block in blocks),
         "sources": added_sources(blocks),
+        **({"expressions": added(block["expressions"] for block in blocks)} if settings.answers == "regex" else {}),
         "negatives": np.sum([block["sizes"] for block in blocks], axis=0).tolist(),
         "scores": {part: np.sum([block[f"{part}_bins"] for block in blocks], axis=0).tolist() for part in ("gold", "other")},
     }
@@ -253,4 +262,5 @@ def _report(settings: LabelSettings, summary: dict[str, Any]) -> None:
     if summary["gold_below_s_neg"]:
         share = 100 * summary["gold_below_s_neg"] / seen
         say(f"label: the teacher scores {summary['gold_below_s_neg']:,} of {seen:,} gold positives below s_neg ({share:.0f}%); they stay")
+    say_expressions("label", summary)
     say_shortage("label", summary, settings.enough, "confident negatives")

@@ -17,7 +17,7 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.mining.block_tasks import file_of, mine_by_tasks, miner_of
 from raydense.mining.blocks import say_depth
-from raydense.mining.counts import added, added_sources, listed, say_shortage
+from raydense.mining.counts import added, added_sources, listed, say_expressions, say_shortage
 from raydense.mining.miner import Miner
 from raydense.mining.settings import MineSettings
 from raydense.runtime.metrics import show
@@ -32,7 +32,7 @@ def mine(settings: MineSettings) -> Artifact:
     """Examples for training: for each judged query of the run all its positives and up to `negatives` hard negatives.
 
     Candidates are the passages at ranks skip+1..depth, without the query's positives (relevance >= 1), passages with the
-    text of one, and repeated texts. Examples come in the order of the run; positives by relevance falling, then
+    text of one, repeated texts, and with `answers` without passages that hold an answer. Examples come in the order of the run; positives by relevance falling, then
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
     After them come `random` passages of the whole corpus, without a score, the same for every run of the query.
     With `hybrid` some of the negatives, and more positives, come from `labels`: see `HybridMiner`. Negatives have their score in
@@ -85,6 +85,8 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         "repeated text": total("repeated"),
     }
     removed |= added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
+    if settings.answers:
+        removed["holds an answer"] = total("answered")
     removed |= added(block.get("hybrid_removed", {}) for block in blocks)
     positives, unmet = miner.positives, miner.judged.unmet
     short = total("short") + int(unmet.sum())
@@ -97,6 +99,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         fix = "give a run of the queries that the qrels judge, a greater depth, smaller margins, or shortage keep"
         raise InputError(f"no example is left: of {total('candidates'):,} candidates {listed(removed)} were removed", settings.run, fix)
     histogram = np.sum([block["histogram"] for block in blocks], axis=0).tolist()
+    expressions = {"expressions": added(block["expressions"] for block in blocks)} if settings.answers == "regex" else {}
     hybrid = {"hybrid": added(block["hybrid"] for block in blocks)} if settings.hybrid else {}
     return {
         "queries": len(positives),
@@ -113,6 +116,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         "short": short,
         "sources": added_sources(blocks),
         **hybrid,
+        **expressions,
         "negatives": histogram,
         "corpus": miner.store.fingerprint,
     }
@@ -129,4 +133,5 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
         )
     elif settings.random:
         say(f"mine: negatives by source: {listed(summary['sources']['negatives'])}")
+    say_expressions("mine", summary)
     say_shortage("mine", summary, settings.enough, "negatives")

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from raydense.data.runs import scored_depth
 from raydense.data.store import Rows, hash_strings
 from raydense.errors import InputError
+from raydense.mining.answers import HeldAnswers
 from raydense.mining.blocks import Judged, depth_of
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, random_rows, repeats, scores_of, too_near
@@ -29,6 +30,7 @@ class Miner:
         self.positives, self.store = self.judged.positives, self.judged.store
         if not len(self.positives.rows):
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
+        self.answers = HeldAnswers(settings.queries, self.store, settings.answers) if settings.answers else None
         self.scored, self.depth = scored_depth(run), depth_of(run, settings.depth)
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
         # columns without information: all positives are gold, and their scores are no teacher's
@@ -71,7 +73,14 @@ class Miner:
         repeated[free] = repeats(found.query[free], text_hash[free])
         counts |= {"positives": int(positive.sum()), "same_text": int((like_positive & ~positive).sum()), "repeated": int(repeated.sum())}
         found = found.at(free & ~repeated)
-        return self._far_enough(found, block, query, wanted, counts) if self.settings.margins else found
+        if self.settings.margins:
+            found = self._far_enough(found, block, query, wanted, counts)
+        if self.answers:
+            counts["expressions"] = {}
+            held = self.answers.held(ids, found.query, found.row, counts["expressions"])
+            counts["answered"] = int(held.sum())
+            found = found.at(~held)
+        return found
 
     def _far_enough(self, found: Candidates, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
         """The candidates that the margins allow; a query's positive is the one with the lowest score, and -inf if the run lacks one."""
@@ -99,16 +108,19 @@ class Miner:
         chosen = found.at(self.pick(found, ids, self.settings.negatives - self.settings.random))
         negatives = Listed.of(chosen.query, chosen.row, chosen.score, self.source)
         if self.settings.random:
-            negatives = negatives.then(self.random(chosen, ids, wanted))
+            negatives = negatives.then(self.random(chosen, ids))
         return self.gold(wanted), negatives, negatives.counts(len(wanted)) < self.settings.enough
 
-    def random(self, chosen: Candidates, ids: pa.Array, wanted: Rows) -> Listed:
-        """Random passages of the corpus for each query: no positive, and no text of a positive, of a chosen one, or twice."""
+    def random(self, chosen: Candidates, ids: pa.Array) -> Listed:
+        """Random passages of the corpus for each query: no positive, and no text of a positive, of a chosen one, or twice, nor with an answer."""
         query, row = random_rows(self.settings.seed, hash_strings(ids), len(self.store), self.settings.random)
         text = self.store.text_hash[row]
         free = ~self.judged.like_positive(ids, query, text) & ~repeats(query, text)
         free &= ~among(query, text, chosen.query, self.store.text_hash[chosen.row])
         query, row = query[free], row[free]
+        if self.answers:
+            free = ~self.answers.held(ids, query, row, {})
+            query, row = query[free], row[free]
         first = first_of_each(query, np.arange(len(query)), self.settings.random)
         return Listed.of(query[first], row[first], np.full(len(first), np.nan, dtype=np.float32), "random")
 

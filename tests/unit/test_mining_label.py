@@ -160,6 +160,17 @@ def test_a_positive_of_the_same_question_under_another_id_is_no_confident_negati
     assert sum(artifact.summary["candidates"].values()) == 12
 
 
+def test_a_confident_negative_holds_no_answer(tmp_path: Path) -> None:
+    hits = [("p0", 5.0), ("p1", -4.0), ("p2", -5.0), ("p3", -6.0)]
+    write_world(tmp_path, ["gold", "it is Kiwi.", "kiwis", "other"], [("q", "p0", 1)], {"q": hits}, stage="rerank", model="m")
+    asked = pa.table({"query_id": ["q"], "text": ["which"], "answers": [["kiwi"]]})
+    write_table(tmp_path / "asked", "queries", [asked])
+    labels = label_world(tmp_path, queries=str(tmp_path / "asked"), answers="token")
+    assert sorted(examples_of(labels)["q"]["negatives"]) == [2, 3]
+    assert labels.summary["candidates"]["negatives that hold an answer"] == 1
+    assert labels.summary["candidates"]["confident negatives"] == 2
+
+
 def test_hits_that_a_re_ranked_run_keeps_below_its_depth_are_not_read_as_logits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut = {q: hits[:2] for q, hits in {**RUN, **FREE}.items()}
     for name, run, depth in (("kept", {**RUN, **FREE}, 2), ("cut", cut, 100)):

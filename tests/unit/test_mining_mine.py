@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,14 +15,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import raydense.mining.answers as mining_answers
 import raydense.mining.mine as mining
-from raydense.data.store import PassageStore
+from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.mine import mine
 from raydense.mining.negatives import draw, random_rows
 from raydense.mining.settings import MineSettings
-from raydense.storage import Artifact
+from raydense.storage import Artifact, Draft
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world
 
 
@@ -335,3 +337,61 @@ def test_judgements_of_passages_that_the_corpus_lacks_are_left_out_and_counted(t
     assert some.summary["dropped"]["no positive"] == whole.summary["dropped"]["no positive"] + 1
     line = f"mine: 2 of {len(QRELS) + 2} judgements of {tmp_path / 'some' / 'qrels'} name passages that the corpus lacks: left out"
     assert capsys.readouterr().err.splitlines().count(line) == 1
+
+
+ANSWERED = [
+    ("a b kiwi c", ""),
+    ("no fruit", "The Kiwi"),
+    ("kiwis", ""),
+    ("a fig", ""),
+    ("ki wi", "a fig 1999"),
+    ("nothing", ""),
+]
+
+
+def write_answered(root: Path, answers: dict[str, list[str] | None]) -> None:
+    """Passages of ANSWERED, which all queries find in their order; the last is the positive of each."""
+    write_world(root, ["x"], [("q", "p0", 1)], {"q": [("p0", 1.0)]})
+    shutil.rmtree(root / "corpus")
+    draft = Draft.open(root / "corpus", "corpus", {"test": "corpus"})
+    writer, (texts, titles) = CorpusWriter(draft, 3), zip(*ANSWERED, strict=True)
+    writer.add(pa.table({"passage_id": [f"p{i}" for i in range(len(texts))], "title": titles, "text": texts}))
+    writer.finish()
+    ids, last = list(answers), len(ANSWERED) - 1
+    queries = pa.table({"query_id": ids, "text": ids, "answers": pa.array(answers.values(), pa.list_(pa.string()))})
+    write_table(root / "asked", "queries", [queries])
+    write_table(root / "judged", "qrels", [pa.table({"query_id": ids, "passage_id": [f"p{last}"] * len(ids), "relevance": [1] * len(ids)})])
+    rows = [(q, f"p{i}", i + 1, 9.0 - i) for q in ids for i in range(last)]
+    names = ["query_id", "passage_id", "rank", "score"]
+    write_table(root / "hits", "run", [pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))])
+
+
+def mine_answered(root: Path, output: str, **settings: object) -> Artifact:
+    folders = {"run": str(root / "hits"), "queries": str(root / "asked"), "qrels": str(root / "judged")}
+    return mine_world(root, output, **folders, negatives=5, **settings)
+
+
+@pytest.mark.parametrize("at_once", [2, 100])
+def test_a_passage_that_holds_an_answer_in_text_or_title_is_no_negative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
+    monkeypatch.setattr(mining_answers, "_AT_ONCE", at_once)
+    write_answered(tmp_path, {"q1": ["KIWI"], "q2": None, "q3": ["fig", "kiwi c"], "q4": ["(broken", r"\bf.g \d+"]})
+    by_tokens = mine_answered(tmp_path, "tokens", answers="token")
+    found = {query: sorted(example["negatives"]) for query, example in examples_of(by_tokens).items()}
+    assert found == {"q1": [2, 3, 4], "q2": [0, 1, 2, 3, 4], "q3": [1, 2], "q4": [0, 1, 2, 3, 4]}
+    assert by_tokens.summary["removed"]["holds an answer"] == 5
+    by_expressions = mine_answered(tmp_path, "expressions", answers="regex")
+    found = {query: sorted(example["negatives"]) for query, example in examples_of(by_expressions).items()}
+    assert found == {"q1": [3, 4], "q2": [0, 1, 2, 3, 4], "q3": [1, 2], "q4": [0, 1, 2, 3]}
+    assert by_expressions.summary["expressions"] == {"invalid": 1, "given up": 0}
+
+
+def test_random_passages_hold_no_answer(tmp_path: Path):
+    write_answered(tmp_path, {"q1": ["kiwi"]})
+    mined = mine_answered(tmp_path, "random", answers="token", random=4, depth=1)
+    assert sorted(examples_of(mined)["q1"]["negatives"]) == [2, 3, 4]
+
+
+def test_answers_are_asked_for_where_no_query_has_one(tmp_path: Path):
+    write_answered(tmp_path, {"q1": None, "q2": [" "]})
+    with pytest.raises(InputError, match="no query has an answer"):
+        mine_answered(tmp_path, "none", answers="token")

@@ -1,0 +1,54 @@
+"""Which candidates hold an answer of their question: in question answering such a passage is no negative (RocketQA's scripts for NQ)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from raydense.data.answers import RegexMatchers, answers_of, normal_tokens, token_matcher
+from raydense.data.lookup import IdLookup
+from raydense.data.store import PassageStore, Rows
+from raydense.data.tables import read_table
+from raydense.mining.negatives import Flags
+
+Match = Literal["token", "regex"]
+_AT_ONCE = 16_384  # candidates, whose texts are in memory together
+
+
+class HeldAnswers:
+    """Looks for the answers of `queries` in passages of `store`, in title and text; InputError where no query has an answer."""
+
+    def __init__(self, queries: str, store: PassageStore, match: Match) -> None:
+        answered = answers_of(read_table(queries, "queries"), queries)
+        self._store, self._match = store, match
+        self._lookup, self._answers = IdLookup(answered["query_id"].combine_chunks()), answered["answers"].combine_chunks()
+
+    def held(self, ids: pa.Array, query: Rows, row: Rows, counts: dict[str, int]) -> Flags:
+        """Whether each passage `row` holds an answer of `ids[query]`, bool [n]; never for a query without answers.
+
+        Expressions that are invalid, or were given up, hold nothing, and are counted.
+        """
+        place, regexes = self._lookup.positions(ids), RegexMatchers()
+        matcher = token_matcher if self._match == "token" else regexes.matcher
+        matchers: dict[int, Callable[[str], bool]] = {
+            number: matcher(self._answers[int(place[number])].as_py()) for number in np.unique(query).tolist() if place[number] >= 0
+        }
+        held, asked = np.zeros(len(row), dtype=bool), np.flatnonzero(place[query] >= 0)
+        for start in range(0, len(asked), _AT_ONCE):
+            some = asked[start : start + _AT_ONCE]
+            rows, at = np.unique(row[some], return_inverse=True)
+            texts = self._texts(rows)
+            held[some] = [matchers[number](texts[text]) for number, text in zip(query[some].tolist(), at.tolist(), strict=True)]
+        for name, found in (("invalid", regexes.invalid), ("given up", regexes.given_up)):
+            counts[name] = counts.get(name, 0) + len(found)
+        return held
+
+    def _texts(self, rows: Rows) -> list[str]:
+        table = self._store.take(rows, ["title", "text"])
+        both = zip(table["title"].to_pylist(), table["text"].to_pylist(), strict=True)
+        if self._match == "token":
+            return [normal_tokens(title) + normal_tokens(text) for title, text in both]
+        return [f"{title}\n{text}" for title, text in both]
