@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raydense.errors import InputError
 from raydense.retrieval.compare_page import write_page
+from raydense.retrieval.memory import PROCESS_BYTES
 from raydense.retrieval.settings import CompareSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
@@ -41,11 +42,11 @@ def compare(settings: CompareSettings) -> Artifact:
         raise InputError(f"{vectors.rows:,} vectors are too few for the best {settings.k}", "k", f"give at most {vectors.rows // 10}")
     if settings.k > (indexed := _sizes(settings, vectors)[0]):
         raise InputError(f"{indexed:,} indexed vectors have no best {settings.k:,}", "k", f"give at most {indexed}, or a larger sample")
-    _check_factories(settings, vectors)
+    memory = task_bytes(settings, vectors)
     factories, there = settings.named, draft.committed()
     missing = [(draft, settings, number) for number in range(len(factories)) if _file(number) not in there]
     with Progress("compare", len(factories), "builds", len(factories) - len(missing)) as progress:
-        for _ in run_tasks("compare", measure, missing, 1):  # one at a time: another would slow it
+        for _ in run_tasks("compare", measure, missing, 1, memory):  # one at a time: another would slow it
             progress.add(1)
     rows = [json.loads(draft.read(_file(number)).read_text()) for number in range(len(factories))]
     result = {"runs": {row["factory"]: {"metrics": {k: v for k, v in row.items() if k != "factory"}} for row in rows}}
@@ -65,15 +66,23 @@ def _sizes(settings: CompareSettings, vectors: Vectors) -> tuple[int, int]:
     return min(settings.sample, vectors.rows - queries), queries
 
 
-def _check_factories(settings: CompareSettings, vectors: Vectors) -> None:
-    """InputError on a factory that FAISS cannot make, or not train on the sample, before the first is measured: without it the report is another."""
+def task_bytes(settings: CompareSettings, vectors: Vectors) -> int:
+    """The memory of the task of the largest index: the sample, what trains, and the index, which grows by doubling.
+
+    InputError on a factory that FAISS cannot make, or not train on the sample, before the first is measured: without it the report is another.
+    """
     from raydense.retrieval.faiss_plan import check_training, plan_build
 
+    (indexed, queries), largest = _sizes(settings, vectors), 0
     for factory in settings.named:
         try:
-            check_training(plan_build(factory, vectors.dimension, _sizes(settings, vectors)[0], 1), settings.train_sample)
+            plan = plan_build(factory, vectors.dimension, indexed, 1)
+            check_training(plan, settings.train_sample)
         except InputError as error:
             raise InputError(error.args[0], "factories", "leave it out") from None
+        largest = max(largest, *plan.file_bytes)
+    trained = min(settings.train_sample, indexed)
+    return (indexed + queries + trained) * vectors.dimension * 4 + 2 * largest + PROCESS_BYTES
 
 
 def _drawn(settings: CompareSettings, vectors: Vectors) -> tuple[Block, Block]:

@@ -70,7 +70,7 @@ def encoded_blocks(
     needed = [p for p in parts if any(at < p + QUERIES_A_FILE and p < stop for at, stop in ranges)]
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
-    on_cpu = settings.background or (settings.gpu and leaves_no_gpu(pool))
+    on_cpu = settings.background or (pool.plan.gpu and leaves_no_gpu(pool))
     vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu)
     return _recut(zip(needed, vectors, strict=True), ranges)
 
@@ -79,7 +79,8 @@ def leaves_no_gpu(pool: SearchPool) -> bool:
     """Whether nobody has a whole GPU left for encoding, as soon as the actors of a pool on GPUs have theirs."""
     import ray
 
-    ray.get([actor.describe.remote() for replicas in pool.actors for actor in replicas])
+    loaded = [actor.describe.remote() for replicas in pool.actors for actor in replicas]
+    ray.wait(loaded, num_returns=len(loaded))  # not ray.get: one that is away starts again, and is called again by the search
     return all(node.get("GPU", 0) < 1 for node in free_by_node().values())
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
 
 Rows = NDArray[np.int64]
+_MOST_HITS = 2**27  # of 12 bytes each
 
 
 @releases_outputs
@@ -57,6 +58,8 @@ def search(settings: SearchSettings) -> Artifact:
             kind_of(index).check_params(_params(settings, index))
         if settings.gpu and not any(kind_of(index).encoded for index in indexes):
             kind_of(indexes[0]).check_gpu("")
+    if read_manifest(settings.output) is None:
+        _refuse_large_blocks(settings, indexes, fusion)
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
@@ -70,6 +73,22 @@ def search(settings: SearchSettings) -> Artifact:
         _search_blocks(draft, settings, asked, queries, positions, starts)
     found = sum(file.rows for file in draft.committed().values())
     return draft.finish(found, queries=len(queries), k=settings.k, corpus=indexes[0].summary["corpus"], **asked.about(settings.k))
+
+
+def _depths(settings: SearchSettings, fusion: Fusion | None) -> list[int]:
+    """How many hits each index is asked for: k, and one for the query itself if that is left out; if they are fused, at least as many as the rule reads."""
+    k = settings.k + settings.drop_identical
+    return [max(k, depth) for depth in fusion.depths] if fusion else [k]
+
+
+def _refuse_large_blocks(settings: SearchSettings, indexes: list[Artifact], fusion: Fusion | None) -> None:
+    """InputError where the shards of an index that is not exact would return gigabytes for one block: all the hits asked for, each of them."""
+    for index, depth in zip(indexes, _depths(settings, fusion), strict=True):
+        exact = index.summary.get("largest_norm") is not None
+        each = min(depth, index.rows) * (1 if exact else len(index.summary["shards"]))
+        if each * settings.block > _MOST_HITS:
+            what = f"{settings.block:,} queries of a block x {each:,} hits of all shards are more than the {_MOST_HITS:,} that are held at once"
+            raise InputError(what, "block", f"give at most {_MOST_HITS // each}" if each <= _MOST_HITS else "give a lower k")
 
 
 @dataclass(frozen=True)
@@ -143,9 +162,8 @@ def _finished(settings: SearchSettings) -> Artifact | None:
 
 def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, queries: pa.Table, positions: Rows, starts: list[int]) -> None:
     ids, block, fusion = PassageIds(asked.indexes[0]), settings.block, asked.fusion
-    # k, and the query itself
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
-    depths = [max(k, depth) for depth in fusion.depths] if fusion else [k]
+    depths = _depths(settings, fusion)
     with ExitStack() as open_, Progress("search", len(queries), "queries", _done(queries, starts, block)) as progress:
         answers = []
         for pool, index, depth in zip(_pools(settings, asked, open_), asked.indexes, depths, strict=True):

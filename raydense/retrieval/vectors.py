@@ -39,18 +39,20 @@ class Vectors:
         if self._edges[-1] != self.rows:
             what = f"holds {self._edges[-1]} vectors, not {self.rows}"
             raise InputError(what, self.artifact.place, "delete the embeddings and make them again")
-        self._mapped: dict[int, tuple[mmap.mmap, list[tuple[int, NDArray[np.floating]]]]] = {}
+        self._mapped: tuple[int, mmap.mmap, list[tuple[int, NDArray[np.floating]]]] | None = None  # the last file alone: of one
+        # that the cache of a bucket removes, the disk stays taken as long as it is mapped
 
     def __reduce__(self) -> tuple[type[Vectors], tuple[str, Literal["passages", "queries"], str]]:
         return Vectors, (self.artifact.located, self.of, self.artifact.fingerprint)
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.floating], mmap.mmap]]:
-        """The first row, the vectors and the mapping of each batch in the files that hold any of start..stop-1; a file is mapped once."""
+        """The first row, the vectors and the mapping of each batch in the files that hold any of start..stop-1."""
         for number, file in enumerate(self._files):
             if self._edges[number] < stop and self._edges[number + 1] > start:
-                if number not in self._mapped:
-                    self._mapped[number] = self._map(file.path, int(self._edges[number]))
-                mapped, batches = self._mapped[number]
+                if self._mapped is None or self._mapped[0] != number:
+                    self._mapped = None
+                    self._mapped = (number, *self._map(file.path, int(self._edges[number])))
+                _, mapped, batches = self._mapped
                 yield from ((first, batch, mapped) for first, batch in batches)
 
     def _map(self, name: str, row: int) -> tuple[mmap.mmap, list[tuple[int, NDArray[np.floating]]]]:

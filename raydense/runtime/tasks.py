@@ -86,4 +86,5 @@ def check_task_memory(stage: str, needed: int, node_bytes: list[int], grows: Cal
     largest = max(node_bytes, default=0)
     if needed > largest and not grows():
         what = f"a task needs {size(needed)} of memory, and the largest node has {size(largest)} for tasks"
-        raise InputError(what, stage, "give more shards, or a larger machine" if stage == "index" else "give a larger machine")
+        smaller = {"index": "give more shards, or ", "compare": "give a smaller sample, or "}
+        raise InputError(what, stage, f"{smaller.get(stage, 'give ')}a larger machine")

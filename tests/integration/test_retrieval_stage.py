@@ -10,6 +10,7 @@ import pytest
 from embeddings import write_embeddings
 from inference_world import WORDS
 
+import raydense.retrieval.search as searching
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.inference.encode import encode
@@ -120,6 +121,20 @@ def test_what_does_not_belong_together_is_refused(root: Path, tmp_path: Path) ->
             search(settings(root, tmp_path / "run", index=ivf, search_params=without))
     whole = search(settings(root, tmp_path / "run", index=ivf, search_params="nprobe=4"))  # no folder was begun by those refused
     assert whole.rows == search(settings(root, tmp_path / "flat")).rows
+
+
+def test_more_hits_of_a_block_than_are_held_at_once_are_refused(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is made; an exact index is not asked for all k of each shard."""
+    approximate = tmp_path / "approximate"
+    index(IndexSettings(kind="faiss", embeddings=str(root / "embeddings"), factory="HNSW8", shards=2, output=str(approximate)))
+    monkeypatch.setattr(searching, "_MOST_HITS", 32 * 20)
+    with pytest.raises(InputError, match=r"block: 32 queries of a block x 40 hits of all shards .* give at most 16"):
+        search(settings(root, tmp_path / "run", index=str(approximate), k=20, block=32))
+    assert not (tmp_path / "run").exists()
+    assert search(settings(root, tmp_path / "run", k=20, block=32)).rows == 50 * 20
+    monkeypatch.setattr(searching, "_MOST_HITS", 100)
+    with pytest.raises(InputError, match=r"1 queries of a block x 120 hits .* give a lower k"):
+        search(settings(root, tmp_path / "other", index=str(approximate), k=10**9, block=1))
 
 
 def test_vectors_that_were_encoded_before_give_the_run_of_the_model(root: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from raydense.retrieval.settings import SearchSettings
 from raydense.storage import Artifact, Draft
 
 TOTAL, PART = 47, 10
-POOL: Any = SimpleNamespace(actors=[])
+POOL: Any = SimpleNamespace(actors=[], plan=SimpleNamespace(gpu=False))
+GPU_POOL: Any = SimpleNamespace(actors=[], plan=SimpleNamespace(gpu=True))
 
 
 @pytest.fixture
@@ -48,19 +49,19 @@ def test_blocks_are_the_rows_that_they_begin_at(index: Artifact, block: int, mon
 
 
 @pytest.mark.parametrize(
-    ("free", "given", "on_cpu"),
+    ("free", "pool", "given", "on_cpu"),
     [
-        ([1.0], {}, False),
-        ([1.0], {"background": True}, True),
-        ([], {"gpu": True}, True),
-        ([0.5, 0.5], {"gpu": True}, True),
-        ([0.0, 1.0], {"gpu": True}, False),
+        ([1.0], POOL, {}, False),
+        ([1.0], POOL, {"background": True}, True),
+        ([], GPU_POOL, {}, True),
+        ([0.5, 0.5], GPU_POOL, {}, True),
+        ([0.0, 1.0], GPU_POOL, {}, False),
     ],
 )
 def test_queries_are_encoded_on_the_cpu_where_the_pool_leaves_no_gpu(
-    index: Artifact, free: list[float], given: dict[str, Any], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    index: Artifact, free: list[float], pool: Any, given: dict[str, Any], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool holds them while it waits for the queries."""
+    """The pool holds them while it waits for the queries, also one that was running before, by whose name it is asked."""
     asked: list[object] = []
 
     def encode(*arguments: object) -> Iterator[Any]:
@@ -68,8 +69,8 @@ def test_queries_are_encoded_on_the_cpu_where_the_pool_leaves_no_gpu(
         return iter(())
 
     monkeypatch.setattr(query_vectors, "encode_blocks", encode)
-    monkeypatch.setattr(ray, "get", list)
+    monkeypatch.setattr(ray, "wait", lambda refs, num_returns: (refs, []))
     monkeypatch.setattr(query_vectors, "free_by_node", lambda: {str(node): {"GPU": gpus} for node, gpus in enumerate(free)})
     settings = SearchSettings(index="i", queries="q", model="m", output="o", **given)
-    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0], POOL)
+    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0], pool)
     assert asked == [on_cpu]

@@ -34,6 +34,8 @@ def test_a_task_that_fits_on_no_node_is_refused_unless_the_cluster_grows() -> No
     check_task_memory("index", 3 * GIB, [GIB, 2 * GIB], lambda: True)
     with pytest.raises(InputError, match=r"a task needs 3\.0 GiB of memory, and the largest node has 2\.0 GiB for tasks"):
         check_task_memory("index", 3 * GIB, [GIB, 2 * GIB], lambda: False)
+    with pytest.raises(InputError, match=r"compare: .*; give a smaller sample, or a larger machine"):
+        check_task_memory("compare", 3 * GIB, [GIB, 2 * GIB], lambda: False)
 
 
 def test_a_head_without_cpus_takes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
