@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from raydense.runtime.limits import memory_free
 from raydense.runtime.ray_internals import simulated_head
 
 RAY = str(Path(sys.executable).parent / "ray")
@@ -175,7 +176,7 @@ def main() -> None:
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    memory = int(given.memory * 2**30) if given.memory else psutil.virtual_memory().available // (given.workers + 1)
+    memory = int(given.memory * 2**30) if given.memory else memory_free() // (given.workers + 1)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="raydense-", ignore_cleanup_errors=True) as folder,

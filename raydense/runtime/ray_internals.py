@@ -180,6 +180,20 @@ def _bytes(namespace: str | None) -> bytes | None:
     return None if namespace is None else namespace.encode()
 
 
+def memory_seen() -> int:
+    """The bytes of this machine's memory as a Ray that starts sees them: by the outermost control group alone."""
+    from ray._common.utils import get_system_memory
+
+    return int(get_system_memory())
+
+
+def store_memory(free: int) -> int:
+    """The bytes that Ray's object store takes where no more than `free` are: a share, no more than /dev/shm has, or Ray refuses to start."""
+    from ray._private.utils import estimate_available_memory, resolve_object_store_memory
+
+    return int(resolve_object_store_memory(min(free, estimate_available_memory())))
+
+
 def end_half_started(error: Exception) -> None:
     """End the processes of a Ray that did not start, given the error of `ray.init`: Ray leaves them running until this process ends."""
     from ray._private.node import Node

@@ -11,17 +11,19 @@ from contextlib import nullcontext
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.runtime.cpu_limit import cpu_limit
+from raydense.runtime.limits import cpu_limit, memory_free, memory_total
 from raydense.runtime.progress import duration, say
 from raydense.runtime.ray_internals import (
     adds_nodes,
     end_half_started,
     in_groups_of_their_own,
+    memory_seen,
     on_loopback,
     only_on_loopback,
     only_what_works,
     own_sigterm,
     quiet_driver,
+    store_memory,
 )
 from raydense.runtime.verbosity import is_verbose, limit_logs
 
@@ -120,8 +122,7 @@ def _start(**common: Any) -> None:
     """Start a Ray on this machine; try again if it times out, as it does on a very busy machine; InputError after the last try."""
     import ray
 
-    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        common["object_store_memory"] = max(_SMALLEST_STORE, limit // 8)  # Ray takes 30% of the memory, which its raylet maps twice
+    common |= _memory()
     for attempt in range(1, _STARTS + 1):
         begun = time.monotonic()
         try:
@@ -137,6 +138,18 @@ def _start(**common: Any) -> None:
                 raise InputError(what, "Ray", "run the same command again") from error
         took = duration(time.monotonic() - begun)
         say(f"Ray did not start within {took}, as happens on a very busy machine: attempt {attempt + 1} of {_STARTS}")
+
+
+def _memory() -> dict[str, int]:
+    """What Ray is told to take of the memory, where it does not see a limit: `ulimit -v`, or a control group inside of the outermost one."""
+    space, inside = resource.getrlimit(resource.RLIMIT_AS)[0], memory_total() < memory_seen()
+    if space == resource.RLIM_INFINITY and not inside:
+        return {}
+    free = memory_free()
+    store = store_memory(free)
+    if space != resource.RLIM_INFINITY:
+        store = min(store, max(_SMALLEST_STORE, space // 8))  # the raylet maps it twice
+    return {"object_store_memory": store} | ({"_memory": free - store} if inside else {})
 
 
 def quiet_data() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Self, overload
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
@@ -16,6 +15,7 @@ from raydense.errors import InputError
 from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.memory import plan_memory
 from raydense.retrieval.versions import check_k
+from raydense.runtime.limits import memory_total
 from raydense.runtime.progress import size
 from raydense.serving.hits import Hit, HitList
 from raydense.serving.passage_scorer import PassageScorer, Rerank
@@ -169,7 +169,7 @@ def _held(settings: RetrieverSettings) -> list[Searching]:
     sources = [Source(settings, name, folder, held=True, at_once=1) for name, folder in named_folders(settings.index)]
     opened = [index for source in sources if (index := source.check_own())]
     fusion_of(settings, opened)
-    needed, there = sum(plan_memory(index, 1).total for index in opened), psutil.virtual_memory().total
+    needed, there = sum(plan_memory(index, 1).total for index in opened), memory_total()
     if needed > there:
         what = f"needs {size(needed)} of memory, and this machine has {size(there)}"
         raise InputError(what, "index", "start a pool of it on a cluster (`raydense pool start`), and give --pool")

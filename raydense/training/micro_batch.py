@@ -7,9 +7,8 @@ there, too: a model whose weights are shared out does not run before its engine 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import psutil
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from raydense.errors import InputError
+from raydense.runtime.limits import memory_free, memory_total
 from raydense.storage import Place
 from raydense.training.engine import offloads, tied
 from raydense.training.loop_settings import LoopSettings
@@ -26,15 +26,6 @@ from raydense.training.precision import DTYPES
 
 # The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.
 _SHARE = 0.8
-# of the second and the first version: the limit, what is used, and what of that is cached files, which is given back when memory is short
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", ("active_file", "inactive_file")),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ("total_active_file", "total_inactive_file"),
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ def refuse_too_little_to_write(settings: LoopSettings, start: str) -> None:
     """InputError if this machine, where the trained model is written, has not the memory for it in float32, though with ZeRO 3 no worker holds it whole."""
     if tied(settings):
         written = settings.model_copy(update={"precision": "fp32"})  # that of the workers may be one that no CPU trains in
-        needed, most = Outline(written, start, torch.device("cpu")).whole, _machine()
+        needed, most = Outline(written, start, torch.device("cpu")).whole, memory_total()
         if needed > most:
             what = f"the trained model takes {needed / 2**30:.1f} GiB where it is written, and this machine has {most / 2**30:.1f}"
             raise InputError(what, "model", "run the command, or the job's own process (submit --entrypoint-memory), on a larger machine")
@@ -135,17 +126,7 @@ def choices(settings: LoopSettings) -> list[int]:
 
 def memory_for(workers: int) -> int:
     """Bytes for each of so many workers that start on this machine: most of what is available in it, or in its container."""
-    free = [free for _, free in _containers()]
-    return int(_SHARE * min([psutil.virtual_memory().available, *free]) / workers)
-
-
-def _containers() -> Iterator[tuple[int, int]]:
-    """The bytes that the container may take, and how many of them are free; nothing without a limit."""
-    for limit, used, cached in _CGROUPS:
-        if Path(limit).is_file() and (most := Path(limit).read_text().strip()).isdigit():
-            stat = dict(line.split(" ", 1) for line in Path(used).with_name("memory.stat").read_text().splitlines())
-            taken = int(Path(used).read_text()) - sum(int(stat.get(key, 0)) for key in cached)
-            yield int(most), max(0, int(most) - max(0, taken))
+    return int(_SHARE * memory_free() / workers)
 
 
 def bounded_by(device: torch.device, on_machine: int) -> str:
@@ -153,12 +134,7 @@ def bounded_by(device: torch.device, on_machine: int) -> str:
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
         return f"{card.name} with {card.total_memory / 2**30:.1f} GiB"
-    return f"CPU with {_machine() / on_machine / 2**30:.1f} GiB"
-
-
-def _machine() -> int:
-    """All bytes of this machine's memory, or its container's."""
-    return min([psutil.virtual_memory().total, *(most for most, _ in _containers())])
+    return f"CPU with {memory_total() / on_machine / 2**30:.1f} GiB"
 
 
 def kept_micro_batch(place: Place, device: torch.device, on_machine: int) -> tuple[Kept | None, list[str]]:

@@ -137,6 +137,12 @@ def test_what_starting_and_serving_need() -> None:
     assert not constants.RAY_SERVE_USE_GRPC_BY_DEFAULT
 
 
+def test_the_object_store_takes_what_ray_would_take_of_less() -> None:
+    assert ray_internals.memory_seen() > 2**30
+    assert ray_internals.store_memory(2**30) == int(0.3 * 2**30)
+    assert ray_internals.store_memory(2**60) < ray_internals.memory_seen()
+
+
 def test_errors_of_the_cluster_go_to_standard_error_without_those_that_need_no_action(capsys: pytest.CaptureFixture[str]) -> None:
     from ray._private import worker
     from ray._raylet import CoreWorker
@@ -182,19 +188,22 @@ def test_what_the_front_of_serve_needs() -> None:
     assert "max_replicas" in AutoscalingConfig.model_fields
 
 
-def test_ray_fits_a_limit_of_address_space_and_waits_for_its_workers() -> None:
-    """As `ulimit -v` on a shared machine: the raylet maps the object store twice, and died in the middle of a stage.
+def test_ray_fits_limits_that_it_does_not_see_and_waits_for_its_workers() -> None:
+    """As `ulimit -v` on a shared machine: the raylet maps the object store twice, and died in the middle of a stage; and a scheduler's group.
 
     Workers that took more than a minute to start, as they do on a machine that is busy enough, let no driver in: it waited for ever.
     """
     code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)); from raydense.runtime.session import ensure_ray;"
-        "ensure_ray(); import ray; print(ray.cluster_resources()['object_store_memory'] / 2**30);"
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)); from raydense.runtime import session;"
+        "session.memory_total, session.memory_free = lambda: 2 << 30, lambda: 1 << 30; session.ensure_ray(); import ray;"
+        "print(*(ray.cluster_resources()[name] for name in ('object_store_memory', 'memory')));"
         "pid = ray._private.worker._global_node.all_processes['raylet'][0].process.pid; print(open(f'/proc/{pid}/environ').read())"
     )
     left_out = ("RAY_ADDRESS", "RAY_worker_register_timeout_seconds")
     environment = {key: value for key, value in os.environ.items() if key not in left_out}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     memory, _, of_raylet = done.stdout.partition("\n")
-    assert float(memory) <= 1.5
+    store, tasks = map(float, memory.split())
+    assert 0 < store <= 0.3 * 2**30
+    assert store + tasks == 2**30
     assert "RAY_worker_register_timeout_seconds=180" in of_raylet.split("\0")

@@ -29,6 +29,33 @@ def test_each_attempt_to_start_is_counted(monkeypatch: pytest.MonkeyPatch, capsy
     ]
 
 
+GIB = 2**30
+NONE = session.resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("space", "total", "given"),
+    [
+        (NONE, 512, {}),
+        (NONE, 16, {"object_store_memory": 3 * GIB, "_memory": 7 * GIB}),
+        (12 * GIB, 512, {"object_store_memory": 3 * GIB // 2}),
+        (GIB // 8, 512, {"object_store_memory": 80 * 2**20}),
+        (4096 * GIB, 512, {"object_store_memory": 3 * GIB}),
+        (12 * GIB, 16, {"object_store_memory": 3 * GIB // 2, "_memory": 17 * GIB // 2}),
+    ],
+)
+def test_ray_takes_no_more_memory_than_limits_leave_that_it_does_not_see(
+    space: int, total: int, given: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine of 512 GiB, a limit of so much address space, and a control group of `total` GiB of which ten are free."""
+    monkeypatch.setattr(session.resource, "getrlimit", lambda _: (space, NONE))
+    monkeypatch.setattr(session, "memory_seen", lambda: 512 * GIB)
+    monkeypatch.setattr(session, "memory_total", lambda: total * GIB)
+    monkeypatch.setattr(session, "memory_free", lambda: 10 * GIB)
+    monkeypatch.setattr(session, "store_memory", lambda free: 3 * free // 10)
+    assert session._memory() == given
+
+
 def _given(monkeypatch: pytest.MonkeyPatch, address: str, otherwise: str) -> None:
     """The address of a cluster, which is refused before Ray is asked; `otherwise` is what Ray would do."""
 
