@@ -7,6 +7,7 @@ retries for a few seconds at a time, so that a person can interrupt; this module
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
@@ -16,24 +17,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from raydense.errors import InputError, RefusedByStore, StorageError
-from raydense.storage.credentials import profile_options
+from raydense.storage.credentials import credential_files, profile_options
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
 
 WHERE_CREDENTIALS = " in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE; GOOGLE_APPLICATION_CREDENTIALS)"
 _CONNECT_S, _REPLY_S = 10.0, 60.0
+_NO_CREDENTIALS = r"169\.254\.169\.254|metadata\.google|missing credentials|NoCredentials"
 # Errors of a bucket's service that a retry does not solve, each with the fix.
 _FINAL = {
     r"<Code>NoSuchBucket|bucket does not exist|Bucket '.*' not found|NO_SUCH_BUCKET": (
         "no such bucket",
         "make the bucket, or correct the path",
     ),
-    r"169\.254\.169\.254|metadata\.google|missing credentials|NoCredentials": ("no credentials were found", "give some"),
+    _NO_CREDENTIALS: ("no credentials were found", "give some"),
     r"<Code>InvalidAccessKeyId|<Code>InvalidClientTokenId|<Code>UnrecognizedClient": ("the access key is not known", "correct it"),
     r"<Code>SignatureDoesNotMatch|<Code>InvalidSignature|401 Unauthorized": ("the secret key is refused", "correct it"),
     r"<Code>ExpiredToken|<Code>TokenExpired|<Code>RequestExpired": ("the credentials have expired", "renew them"),
@@ -66,6 +69,7 @@ class Retries:
 
 RETRIES = Retries()
 _LONG_TRIES = 5
+_answered: set[str] = set()  # the buckets from which this process had an answer, for which it needed credentials
 
 
 def client(scheme: str, bucket: str) -> S3Store | GCSStore:
@@ -78,14 +82,21 @@ def endpoint() -> str:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
-def _identity() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "GOOGLE_APPLICATION_CREDENTIALS"))
+def _identity() -> str:
+    """A digest of all that a client reads when it is made; other credentials need another client. It holds no secret, as an error may show it."""
+    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "GOOGLE_")))
+    return hashlib.sha256(repr((variables, [*map(_written, credential_files())])).encode()).hexdigest()
+
+
+def _written(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=32)
-def _client(
-    scheme: str, bucket: str, endpoint: str, identity: tuple[str | None, ...], retries: Retries, process: int
-) -> S3Store | GCSStore:
+def _client(scheme: str, bucket: str, endpoint: str, identity: str, retries: Retries, process: int) -> S3Store | GCSStore:
     from obstore.store import GCSStore, S3Store
 
     kind = GCSStore if scheme == "gs" else S3Store
@@ -127,29 +138,34 @@ def _own_region(bucket: str) -> str:
     from pyarrow import fs
 
     try:
-        found: str = patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}")
+        found: str = patiently(lambda: fs.resolve_s3_region(bucket), f"s3://{bucket}", signed=False)
     except StorageError as error:  # the service of all regions is asked, which a network that reaches the bucket may not reach
         raise StorageError(f"{error}; or set AWS_REGION to the bucket's region, which was being looked for") from None
     return found
 
 
-def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = ()) -> T:
+def patiently(work: Callable[[], T], uri: str, again: tuple[type[Exception], ...] = (), signed: bool = True) -> T:
     """What `work` returns; it is retried while a bucket's service fails, StorageError after `RETRIES.patience_s` of failures.
 
-    The time of a transfer that runs for longer and then fails does not count; it is begun again a few times.
+    The time of a transfer that runs for longer and then fails does not count; it is begun again a few times. RefusedByStore at once where no trying
+    helps; so it is without credentials, unless this process had some for the bucket before (`signed`: it needs them): then they are being renewed.
 
     FileNotFoundError and obstore's errors for a failed condition go to the caller, except those in `again`, which are retried.
     """
     failing, long, pause = None, 0, RETRIES.first_pause_s
+    bucket = urlsplit(uri).netloc
     while True:
         begun = RETRIES.now()
         try:
-            return work()
+            done = work()
+            if signed:
+                _answered.add(bucket)
+            return done
         except Exception as error:
             if not _of_service(error, again):
                 raise
             reason = str(error)
-            _refuse_final(reason, uri)
+            _refuse_final(reason, uri, bucket in _answered)
             if isinstance(error, FileNotFoundError) and not again:
                 raise
             now = RETRIES.now()
@@ -177,7 +193,9 @@ def _of_service(error: Exception, again: tuple[type[Exception], ...]) -> bool:
     return isinstance(error, (exceptions.BaseError, OSError, *again))
 
 
-def _refuse_final(reason: str, uri: str) -> None:
+def _refuse_final(reason: str, uri: str, had_credentials: bool) -> None:
+    if had_credentials and re.search(_NO_CREDENTIALS, reason):
+        return
     for pattern, (what, fix) in _FINAL.items():
         if re.search(pattern, reason):
             where = WHERE_CREDENTIALS if "credentials" in what + fix or "key" in what else ""
@@ -186,6 +204,8 @@ def _refuse_final(reason: str, uri: str) -> None:
 
 def _short(reason: str) -> str:
     """A service's error without parts of the request, which may be secret: only names of errors and numbers."""
+    if re.search(_NO_CREDENTIALS, reason):
+        return "the credentials of this machine could not be renewed"
     found = re.search(r"<Code>([A-Za-z]+)</Code>|status code: (\d+ [A-Za-z ]+)|HTTP error: ([a-z ]+)|AWS Error ([A-Z_]+)", reason)
     return next(part for part in found.groups() if part).strip() if found else "it does not answer as it should"
 

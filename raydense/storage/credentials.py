@@ -34,6 +34,12 @@ def profile_options() -> dict[str, Any]:
     return options
 
 
+def credential_files() -> list[Path]:
+    """The files that credentials may be in: those of AWS's profiles, and Google's key that the environment names."""
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    return [_file("credentials"), _file("config"), *([Path(named)] if named else [])]
+
+
 def _by_boto3(profile: str) -> Any:
     try:
         import boto3
@@ -57,4 +63,4 @@ def _profile(name: str) -> dict[str, str]:
 
 def _file(kind: str) -> Path:
     named = {"credentials": "AWS_SHARED_CREDENTIALS_FILE", "config": "AWS_CONFIG_FILE"}[kind]
-    return Path(os.environ.get(named) or Path.home() / ".aws" / kind)
+    return Path(os.environ.get(named) or os.path.expanduser(f"~/.aws/{kind}"))  # which, unlike pathlib's, is no error without a home

@@ -619,15 +619,6 @@ def _refused(ask: Callable[[], object]) -> str:
     return found[1]
 
 
-def test_credentials_that_are_not_found_are_one_line_at_once(clock: Clock) -> None:
-    def ask() -> None:  # as obstore says where the environment has none, and this is no machine of Amazon's
-        raise OSError("Error performing PUT http://169.254.169.254/latest/api/token in 2s, after 3 retries: error sending request")
-
-    with pytest.raises(RefusedByStore, match="no credentials were found; give some in the environment"):
-        bucket.patiently(ask, "s3://b/x")
-    assert clock.pauses == []
-
-
 def test_a_look_at_one_file_fetches_that_file(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = _corpus(f"{store}/corpus")
     _on_machine("b", port, tmp_path, monkeypatch)
