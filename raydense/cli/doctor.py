@@ -86,7 +86,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _processor() -> Iterator[Finding]:
-    from raydense.runtime.allocator import cpu_worker_env
+    from raydense.runtime.allocator import cpu_worker_env, shipped
     from raydense.runtime.processor import cpuinfo, gains_by_bf16
     from raydense.runtime.session import physical_cpus
 
@@ -96,9 +96,10 @@ def _processor() -> Iterator[Finding]:
     elif (chosen := os.environ.get("LD_PRELOAD")) is not None:
         yield Finding("allocator", "ok", f"workers on CPUs use {chosen or 'that of the system'}, as LD_PRELOAD is set")
     else:
-        yield Finding(
-            "allocator", "note", "this Ray ships no jemalloc", "preload one with LD_PRELOAD: workers on CPUs are 1.04 to 1.25 times as fast"
-        )
+        there = shipped()
+        why = f"{there} cannot be preloaded, as its path has a blank or a colon" if there else "this Ray ships no jemalloc"
+        fix = "make the environment in another folder, or preload one" if there else "preload one"
+        yield Finding("allocator", "note", why, f"{fix} with LD_PRELOAD: workers on CPUs are 1.04 to 1.25 times as fast")
 
 
 def _torch() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import torch
 
 from raydense.cli import doctor
 from raydense.cli.doctor import _in_a_line, _processor, _torch
+from raydense.runtime import allocator
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,21 @@ def test_the_processor_and_the_allocator_of_workers(preload, named, monkeypatch)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     if preload is not None:
         monkeypatch.setenv("LD_PRELOAD", preload)
-    processor, allocator = _processor()
-    assert processor.state == allocator.state == "ok"
+    processor, found = _processor()
+    assert processor.state == found.state == "ok"
     assert processor.found.endswith(("bf16", "fp32"))
-    assert named in allocator.found
+    assert named in found.found
+
+
+@pytest.mark.parametrize("folder", ["my project", "a:b"])
+def test_a_path_that_the_loader_would_cut_is_not_preloaded_and_noted(folder, tmp_path, monkeypatch):
+    """Each worker would log that "/home/me/my" cannot be preloaded."""
+    library = tmp_path / folder / "libjemalloc.so"
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(allocator, "shipped", lambda: library)
+    assert allocator.cpu_worker_env() == {}
+    _, found = _processor()
+    assert (found.state, found.found) == ("note", f"{library} cannot be preloaded, as its path has a blank or a colon")
 
 
 def test_code_that_is_not_installed_is_a_note(monkeypatch):
