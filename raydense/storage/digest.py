@@ -22,4 +22,5 @@ def write_json(path: Path, value: object) -> None:
 def digest_of(value: object) -> str:
     """A short digest of a JSON value, the same on every machine."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+    # names of files whose bytes are not UTF-8 have halves of surrogate pairs
+    return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()[:32]

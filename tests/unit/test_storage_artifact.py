@@ -307,6 +307,17 @@ def test_fingerprint_of_files_and_folders(tmp_path: Path) -> None:
         fingerprint_of(tmp_path / "none")
 
 
+def test_a_name_that_is_not_utf8_is_part_of_a_fingerprint(tmp_path: Path) -> None:
+    """As archives of other systems have them."""
+    found = set()
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
+        file = tmp_path / os.fsdecode(name)
+        file.write_text("x")
+        found.add(fingerprint_of(tmp_path))
+        file.unlink()
+    assert len(found) == 2
+
+
 def test_a_fingerprint_sees_through_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "f").write_text("a")
