@@ -2,11 +2,14 @@
 
 import difflib
 import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _KEPT = "what was committed is kept"
+_CACHES = {"RAYDENSE_CACHE": "~/.cache/raydense", "HF_HOME": "~/.cache/huggingface"}  # where they are without the variable
 
 
 class InputError(Exception):
@@ -119,10 +122,7 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
         if isinstance(link, OSError) and link.errno == errno.EFBIG:
             return 1, f"{link.filename or 'output'}: larger than a file may be here; raise the limit (ulimit -f) and run again, {_KEPT}"
         if isinstance(link, OSError) and link.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return (
-                2,
-                f"{link.filename or 'output'}: {(link.strerror or 'not permitted').lower()}; give another path, or yourself the right to read and write it",
-            )
+            return 2, f"{link.filename or 'output'}: {(link.strerror or 'not permitted').lower()}; {_elsewhere(link.filename)}"
         if isinstance(link, OSError) and link.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
             return 2, f"{link.filename or 'path'}: {(link.strerror or 'not usable').lower()}; give another path"
         chain += [link.__cause__, link.__context__, getattr(link, "cause", None)]
@@ -130,6 +130,18 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
         chain += [one for one in link.args if isinstance(one, BaseException)]  # what ended an actor when it started
         chain += list((getattr(link, "worker_failures", None) or {}).values())
     return None
+
+
+def _elsewhere(path: object) -> str:
+    """The fix for a path that may not be read or written: of a cache, which no flag names, the variable that does."""
+    if isinstance(path, str | bytes | os.PathLike):
+        refused = Path(os.fsdecode(path)).absolute()
+        caches = {name: Path(os.environ.get(name) or os.path.expanduser(default)).absolute() for name, default in _CACHES.items()}
+        missing = not os.path.exists(refused)  # a folder above a cache is to be made, too
+        found = [name for name, cache in caches.items() if refused.is_relative_to(cache) or (missing and cache.is_relative_to(refused))]
+        if found:
+            return f"set {' and '.join(found)} to a folder that can be written"
+    return "give another path, or yourself the right to read and write it"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from raydense.errors import InputError
+from raydense.errors import InputError, fixable
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import scheme_of
 from raydense.storage.place import Place
@@ -118,6 +118,8 @@ def _fetched(repository: str, revision: str | None, given: str) -> Path:
         fix = "connect this machine (HF_HUB_OFFLINE, HF_ENDPOINT), or fetch the model elsewhere and give its folder"
         raise InputError(f"{folder}not in the cache, and the Hub does not answer", given, fix) from error
     except (HfHubHTTPError, OSError) as error:
+        if fixable(error):  # a fault of this machine's disk
+            raise
         what = f"cannot be fetched from the Hub ({type(error).__name__})"
         raise InputError(what, given, "try again, or give the model's folder") from error
 

@@ -38,6 +38,31 @@ def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "variables"),
+    [
+        (".cache/raydense/locks/07", "RAYDENSE_CACHE"),
+        (".cache/huggingface/hub", "HF_HOME"),
+        (".cache", "RAYDENSE_CACHE and HF_HOME"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_named_by_its_variable(path, variables, tmp_path, monkeypatch):
+    """No flag names its path; the folder above it is to be made, too."""
+    for variable in ("RAYDENSE_CACHE", "HF_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    line = f"{tmp_path / path}: read-only file system; set {variables} to a folder that can be written"
+    for one in (tmp_path / path, str(tmp_path / path)):
+        assert fixable(OSError(errno.EROFS, "Read-only file system", one)) == (2, line)
+    monkeypatch.setenv("RAYDENSE_CACHE", "/disk/cache")
+    for one, fix in (
+        ("/disk/cache/work/x", "set RAYDENSE_CACHE"),
+        ("/disk/out", "give another path"),
+        (str(tmp_path), "give another path"),
+    ):
+        assert fix in fixable(PermissionError(errno.EACCES, "Permission denied", one))[1]
+
+
 def test_a_file_where_a_folder_is_wanted_is_2(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:

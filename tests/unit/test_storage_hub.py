@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -18,7 +19,7 @@ from raydense.cli.flags import read
 from raydense.cli.work import needed, verb_work
 from raydense.data.exporting import export
 from raydense.data.settings import ExportSettings
-from raydense.errors import InputError
+from raydense.errors import InputError, fixable
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.inference.settings import EncodeSettings
 from raydense.models.dual_encoder import DualEncoder
@@ -182,6 +183,29 @@ def test_what_is_not_on_the_hub_is_refused_in_one_line(hub: Hub) -> None:
         assert "\n" not in str(refused.value)
     settings = EncodeSettings(model="nobody/nothing", corpus="corpus", output="o")
     assert "no such folder, and no such model" in wrong_input(Stage("encode", "encode", settings, ()), [])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/hub/x"), "/hub/x: no space left; free some and run again, "),
+        (OSError(errno.EROFS, "Read-only file system", "/home/me/hf/hub"), "/home/me/hf/hub: read-only file system; set HF_HOME to "),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "a/b: cannot be fetched from the Hub (ConnectionResetError); try again, "),
+    ],
+)
+def test_a_disk_that_takes_no_model_is_named_and_a_network_is_tried_again(
+    error: OSError, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setenv("HF_HOME", "/home/me/hf")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        model_place("a/b")
+    found = fixable(caught.value)
+    assert found is not None
+    assert found[1].startswith(line)
 
 
 def test_a_model_that_a_stage_is_to_make_is_not_asked_for(hub: Hub) -> None:
