@@ -50,7 +50,8 @@ class LocalPlace(Place, schemes=("", "file")):
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        last = os.path.basename(os.path.normpath(self.path))
+        return self.path.resolve().name if last in ("", ".", "..") else last
 
     @property
     def located(self) -> str:

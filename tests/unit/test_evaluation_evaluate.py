@@ -78,6 +78,18 @@ def test_the_table_of_one_run_has_its_name(world: Path):
     assert comparison_table(report, {"good": 2.0}).splitlines()[2].split() == ["good", "0.8333", "0.5000", "2.0"]
 
 
+@pytest.mark.parametrize(
+    ("given", "name"), [("best", "best"), ("best/", "best"), ("./deep/../best/.", "best"), (".", "runs"), ("deep/..", "runs")]
+)
+def test_a_run_that_is_given_by_a_link_has_the_name_of_the_link(given: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Names are part of the provenance: a report goes on where its inputs have moved behind links."""
+    (tmp_path / "exp-17/run").mkdir(parents=True)
+    (tmp_path / "runs/deep").mkdir(parents=True)
+    (tmp_path / "runs/best").symlink_to(tmp_path / "exp-17/run")
+    monkeypatch.chdir(tmp_path / "runs")
+    assert named_folders([given]) == [(name, given)]
+
+
 def test_runs_in_folders_of_the_same_name_are_named_by_what_differs(world: Path):
     for name in ("bad", "good"):
         (world / "imported" / name).mkdir(parents=True)
