@@ -1,8 +1,9 @@
-"""Whether the files that actors commit arrive where the driver reads them; those of a node that does not share the output's folder do not."""
+"""Whether the files that workers write arrive where the driver reads them; those of a node that does not share the output's folder do not."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from raydense.errors import InputError
 from raydense.storage import Draft
@@ -12,11 +13,15 @@ _ARRIVES_S = 90.0  # more than a network file system takes to show what another 
 
 
 class Arrivals:
-    """Compares what the actors report with the files that are there, twice a minute and at the end; not in a bucket, which all nodes share."""
+    """Compares what the workers report with the files that are there, twice a minute and at the end; not in a bucket, which all nodes share.
 
-    def __init__(self, draft: Draft):
+    `count` says how many are there, if not those that are committed.
+    """
+
+    def __init__(self, draft: Draft, count: Callable[[], int] | None = None):
         self._draft, self._shared = draft, draft.place.everywhere
-        self._before = 0 if self._shared else len(draft.committed())
+        self._count = count or (lambda: len(draft.committed()))
+        self._before = 0 if self._shared else self._count()
         self._next, self._owed, self._since = 0.0, 0, 0.0
 
     def check(self, reported: int) -> None:
@@ -39,8 +44,8 @@ class Arrivals:
             time.sleep(0.5)
 
     def _there(self) -> int:
-        return len(self._draft.committed()) - self._before
+        return self._count() - self._before
 
     def _refuse(self, there: int, reported: int) -> None:
-        what = f"of {reported:,} files that the actors wrote, {there:,} are there: a node of the cluster writes to a folder of its own of this name"
+        what = f"of {reported:,} files that the workers wrote, {there:,} are there: a node of the cluster writes to a folder of its own of this name"
         raise InputError(what, self._draft.place.located, "give a folder that all nodes share, or a bucket")

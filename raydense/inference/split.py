@@ -20,6 +20,8 @@ import pyarrow.compute as pc
 
 from raydense.data.splitting import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore, Rows, store_of
+from raydense.errors import InputError
+from raydense.inference.arrivals import Arrivals
 from raydense.inference.settings import SplitSettings
 from raydense.ranges import ranges
 from raydense.runtime.progress import Progress, say
@@ -65,9 +67,12 @@ def _cut_parts(draft: Draft, settings: SplitSettings, parts: list[_Part], prints
     missing = [part for part in parts if draft.kept(part.name) is None]
     calls = [(draft, settings.located(), part, prints) for part in missing]
     done = documents - sum(part.stop - part.start for part in missing)
+    arrivals = Arrivals(draft, lambda: sum(draft.kept(part.name) is not None for part in missing))
     with Progress("split", documents, "documents", done) as progress:
-        for cut in _by_tasks(calls) if len(calls) > _FEW else (_cut_part(*call) for call in calls):
+        for number, cut in enumerate(_by_tasks(calls) if len(calls) > _FEW else (_cut_part(*call) for call in calls), 1):
             progress.add(cut)
+            arrivals.check(number)
+        arrivals.end(len(missing))
 
 
 def _by_tasks(calls: list[tuple[Any, ...]]) -> Iterator[int]:
@@ -96,7 +101,10 @@ def _write(draft: Draft, settings: SplitSettings, store: PassageStore, parts: li
     writer, empty = CorpusWriter(draft, settings.shard_rows), 0
     with Progress("split: passages", len(store), "documents") as progress:
         for part in parts:
-            kept = np.load(str(draft.kept(part.name)))
+            path = draft.kept(part.name)
+            if path is None:
+                raise InputError("is gone or damaged since it was written", draft.work / part.name, "run the same command again")
+            kept = np.load(path)
             counts, spans = kept["counts"], kept["spans"]
             empty += int((counts == 0).sum())
             first, ends = 0, np.append(0, np.cumsum(counts))

@@ -64,7 +64,7 @@ def test_vectors_that_do_not_arrive_are_missed(cluster: Nodes, data: TrainingDat
     driver = cluster.driver("-m", "raydense", *words, log=log, cwd=ROOT)
     assert driver.wait(240) == 2, log.read_text()
     last = log.read_text().splitlines()[-1]
-    assert "files that the actors wrote, 0 are there: a node of the cluster writes to a folder of its own" in last, last
+    assert "files that the workers wrote, 0 are there: a node of the cluster writes to a folder of its own" in last, last
     assert read_manifest(own / "vectors") is None
 
 

@@ -43,7 +43,7 @@ def test_files_that_do_not_come_are_one_line(tmp_path: Path, monkeypatch: pytest
     for number in range(there):
         commit(draft, number)
     seen.check(2)
-    line = rf"out: of 2 files that the actors wrote, {there} are there: a node .* its own of this name; give a folder that all nodes share"
+    line = rf"out: of 2 files that the workers wrote, {there} are there: a node .* its own of this name; give a folder that all nodes share"
     with pytest.raises(InputError, match=line):
         seen.check(3)
     with pytest.raises(InputError, match="of 3 files"):

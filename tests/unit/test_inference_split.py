@@ -14,6 +14,7 @@ from raydense.data.sample import sample as make_sample
 from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
+from raydense.inference import arrivals
 from raydense.inference.settings import SplitSettings
 from raydense.inference.split import split
 from raydense.models.dual_encoder import DualEncoder
@@ -194,3 +195,28 @@ def test_bad_input_is_one_line_and_2(
     assert message in error
     assert len(error.strip().splitlines()) == 1
     assert not list((tmp_path / "here").iterdir()), "nothing is left of the output"
+
+
+def test_parts_that_stay_on_another_machine_are_one_line(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a node of the cluster does not share the output's folder."""
+    monkeypatch.setattr(arrivals, "_ARRIVES_S", 0.0)
+    monkeypatch.setattr(splitting, "_ROWS", 1)
+    monkeypatch.setattr(splitting, "_cut_part", lambda draft, settings, part, prints: part.stop - part.start)
+    line = r"made: of 3 files that the workers wrote, 0 are there: a node .*; give a folder that all nodes share, or a bucket"
+    with pytest.raises(InputError, match=line):
+        split(SplitSettings(corpus=corpus, unit="words", output=str(tmp_path / "made")))
+
+
+def test_a_part_that_is_damaged_before_it_is_read_is_one_line(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = splitting._write
+
+    def damaged(draft: Draft, *rest: Any) -> Artifact:
+        (draft.work / "cuts-00000.npz").write_bytes(b"")
+        return write(draft, *rest)
+
+    monkeypatch.setattr(splitting, "_write", damaged)
+    settings = SplitSettings(corpus=corpus, unit="words", output=str(tmp_path / "made"))
+    with pytest.raises(InputError, match=r"cuts-00000.npz: is gone or damaged since it was written; run the same command again"):
+        split(settings)
+    monkeypatch.undo()
+    assert split(settings).summary["documents"] == 3
