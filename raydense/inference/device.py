@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raydense.models.tokens import Tokens
 
 # On the CPU small batches were the faster ones (MiniLM, two cores); the GPU's is a guess, to be measured with benchmarks/gpu.py.
-_CPU_BUDGET, _GPU_BUDGET = 2_048, 65_536
+_CPU_BUDGET, GPU_BUDGET = 2_048, 65_536
 
 
 class Device:
@@ -34,7 +34,7 @@ class Device:
 
         self.name = "cuda" if layout.gpus else "cpu"
         self._asked, self._begun, self._cpu_bf16 = precision, begun, cpu_bf16
-        self.budget = budget or (_GPU_BUDGET if layout.gpus else _CPU_BUDGET)
+        self.budget = budget or (GPU_BUDGET if layout.gpus else _CPU_BUDGET)
         # On a GPU, one thread pads while the other waits for its batch to be taken.
         self.threads = threads = 2 if layout.gpus else layout.threads or max(1, physical_cpus() // layout.per_node)
         torch.set_num_threads(1)

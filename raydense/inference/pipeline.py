@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from raydense.errors import InputError, fixable
 from raydense.inference.arrivals import Arrivals
+from raydense.inference.device import GPU_BUDGET
 from raydense.inference.layout import TOKENISE_CPUS, Layout
 from raydense.inference.live_line import live_line
 from raydense.inference.precision import forget_precision
@@ -23,12 +24,13 @@ from raydense.inference.settings import Spread
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import say
-from raydense.runtime.ray_internals import actors_of
+from raydense.runtime.ray_internals import actors_of, at_each_step
 from raydense.runtime.session import ensure_ray
 from raydense.runtime.waiting import Waiting
 from raydense.storage import Draft
 
 _FAULT = "fault"
+_MOST_RESTARTS = 5  # of one actor before any has finished a part: more than nodes that leave one after another cause
 
 
 def run(
@@ -42,7 +44,7 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Send each part through `tokenise(table, **arguments)` and an `actor(**arguments, layout=...)`; yield the actors' records.
 
-    Records come as they are ready, or `in_order` of the parts. Ray computes a part again if its worker was killed. An error that
+    Records come as they are ready, or `in_order` of the parts. Ray computes a part again if its worker was killed. InputError if one is killed again and again. An error that
     a user can fix is raised here as the worker raised it; others are wrapped by Ray. Neither is retried.
     """
     import ray.data
@@ -55,6 +57,8 @@ def run(
     rows.context.issue_detectors_config.detectors = []  # they advise the author of a pipeline, in its user's terminal, every half minute
     # wait for a file that takes longer than Ray's half an hour, or for a node that joins later
     rows.context.execution_no_progress_timeout_s = -1
+    restarts = Restarts(stage)
+    rows.context.custom_execution_callback_classes = [at_each_step(restarts.refuse)]
     tokens = rows.map_batches(
         cast(Any, _tokenise),
         fn_kwargs={"step": tokenise, "arguments": arguments},
@@ -73,19 +77,46 @@ def run(
         **common,
     )
     job = ray.get_runtime_context().get_job_id()
-    with Waiting(stage, lambda: _waits(job)):
+    with Waiting(stage, lambda: _waits(job, restarts)):
         for done, record in enumerate(records.iter_rows(), 1):
+            restarts.progress()
             if _FAULT in record:
                 raise pickle.loads(record[_FAULT])
             show("files_open", len(parts) - done, stage=stage)
             yield record
 
 
-def _waits(job: str) -> bool:
-    """Whether no actor of the job's pools has a running process."""
-    return not any(
-        "MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD" and actor["Address"]["Port"] for actor in actors_of(job)
-    )
+def _waits(job: str, restarts: Restarts) -> bool:
+    """Whether no actor of the job's pools has a running process; their restarts are counted."""
+    there = [actor for actor in actors_of(job) if "MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD"]
+    restarts.count({actor["ActorID"]: actor["NumRestarts"] for actor in there})
+    return not any(actor["Address"]["Port"] for actor in there)
+
+
+class Restarts:
+    """How often each actor of a pool was started again since a part was finished: Ray starts one that memory never suffices for without end."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._now: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+
+    def count(self, restarts: dict[str, int]) -> None:
+        """The restarts of each actor so far; those of an actor that was not there before do not count."""
+        self._now = restarts
+        self._before = {**restarts, **self._before}
+
+    def progress(self) -> None:
+        """A part is finished."""
+        self._before = self._now
+
+    def refuse(self) -> None:
+        """InputError if one actor ends again and again while no part is finished."""
+        again = max((number - self._before.get(actor, number) for actor, number in self._now.items()), default=0)
+        if again >= _MOST_RESTARTS:
+            what = f"its processes end before one has finished a part, {again} times in a row, most likely for lack of memory"
+            fix = "give machines with more memory, or less at once: by --concurrency 1,1, --token-budget or --block, where the stage has them"
+            raise InputError(what, self._stage, f"{fix}; what was committed is kept")
 
 
 def run_parts(
@@ -124,16 +155,35 @@ class _Actor:
     def __init__(self, actor: Callable[..., Any], stage: str, arguments: dict[str, Any]) -> None:
         import ray
 
-        self._step = actor(**arguments)
+        self._step, self._settings = actor(**arguments), arguments.get("settings")
         self._where = f"job {ray.get_runtime_context().get_job_id()}, {stage}"
 
     def __call__(self, table: pa.Table) -> pa.Table:
         if _FAULT in table.column_names:
             return table
-        done = _guarded(lambda: self._step(table))
+        done = _guarded(lambda: self._computed(table))
         record = ", ".join(f"{name} {value}" for name, value in done.slice(0, 1).to_pylist()[0].items() if not isinstance(value, bytes))
         say(f"{time.strftime('%F %T')} {self._where}: {record}")  # into the log of this worker, which Ray keeps
         return done
+
+    def _computed(self, table: pa.Table) -> pa.Table:
+        import torch
+
+        try:
+            return self._step(table)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(self._settings) from error
+
+
+def _out_of_memory(settings: Any) -> InputError:
+    """The error if a GPU runs out of memory in a stage of these settings; they are None where batches have a fixed size."""
+    others, what = "nvidia-smi shows who else uses it", "the GPU's memory does not hold the model and its batches"
+    if settings is None:
+        return InputError(what, "", f"free some of it, or give GPUs with more: {others}")
+    tokens = settings.token_budget or GPU_BUDGET
+    goes_on = "in another --output" if "token_budget" in settings.shaping() else "what was committed is kept"
+    fix = f"give less, such as {tokens // 2}, or GPUs with more; {others}; {goes_on}"
+    return InputError(f"{what} of {tokens:,} tokens", "token_budget", fix)
 
 
 def _guarded(step: Callable[[], pa.Table]) -> pa.Table:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from traceback import walk_tb
@@ -115,6 +115,20 @@ def trainer_type() -> Any:
             return [one for one in callbacks if not isinstance(one, idle)]
 
     return Trainer
+
+
+def at_each_step(check: Callable[[], None]) -> type:
+    """A class for the callbacks of a Ray Data pipeline that calls `check` several times a second; what it raises ends the pipeline.
+
+    Ray's public settings can end a pipeline that stands still for a time, none one whose actors end again and again.
+    """
+    from ray.data._internal.execution.execution_callback import ExecutionCallback
+
+    class Checked(ExecutionCallback):
+        def on_execution_step(self, executor: Any) -> None:
+            check()
+
+    return Checked
 
 
 def autoscaler_state() -> Any:

@@ -1,7 +1,9 @@
-"""A pool of actors has its first size before there is anything to compute: it does not grow one by one while files wait."""
+"""A pool of actors has its first size before there is anything to compute, and ends where one of them ends again and again."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 import uuid
@@ -11,9 +13,11 @@ import pyarrow as pa
 import pytest
 from ray import cloudpickle
 
+from raydense.errors import InputError, fixable
 from raydense.inference.layout import Layout
 from raydense.inference.pipeline import run
 from raydense.inference.settings import EncodeSettings
+from raydense.runtime import waiting
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 ACTORS = 3  # with the tokenise tasks, what the four CPUs of the tests' Ray have room for
@@ -44,3 +48,30 @@ def test_all_actors_that_fit_start_before_the_first_file_is_there(tmp_path: Path
     records = list(run("encode", spread, [{"part": part} for part in range(6)], waits, Starts, folder=tmp_path))
     assert sorted(record["part"] for record in records) == list(range(6))
     assert {record["there"] for record in records} == {ACTORS}
+
+
+class Ends:
+    """An actor that is killed whenever it computes, as where memory runs out."""
+
+    def __init__(self, layout: Layout) -> None:
+        pass
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return table
+
+
+def passes(table: pa.Table) -> pa.Table:
+    return table
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_that_is_killed_each_time_ends_the_stage_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "_LOOK_S", 0.2)
+    spread = EncodeSettings(model="m", corpus="c", output="o", concurrency=(1, 1))
+    with pytest.raises(InputError, match=r"encode: its processes end before one has finished a part, \d+ times in a row, .* memory") as caught:
+        list(run("encode", spread, [{"part": part} for part in range(2)], passes, Ends))
+    assert fixable(caught.value) == (2, str(caught.value))
+    assert "Traceback" not in "".join(capfd.readouterr())
