@@ -37,6 +37,7 @@ Work = Callable[[], object]
 # of a request that may succeed when it is sent again; 501 and 505 say what the server cannot do
 _PASSING = {408, 409, 425, 429} | (set(range(500, 600)) - {501, 505})
 _OF_THE_TEXT = {400, 413, 422}  # of a request that may be refused for its text: its length, or what it says
+_FAILS = 500  # of a server that may fail at this text alone; the others of _PASSING say that it is busy, or away
 _REFUSED_ALWAYS = 10  # texts that may be refused whatever the share
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
 _BACKOFF_S = 1.0, 60.0  # after the first attempt, doubled after each further one, and the most
@@ -94,11 +95,13 @@ class _Stopped(Exception):
     """Another request has ended the work."""
 
 
-class _NoReply(Exception):
-    """A body of status 200 that is no chat completion: a reply without text, whose tokens may cost all the same."""
+@dataclass(frozen=True)
+class _Fault:
+    """A failure that may pass, in a line; the seconds that the endpoint wants to be left alone; whether the text may be what it fails at."""
 
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
+    line: str
+    wait: float = 0.0
+    of_the_text: bool = False
 
 
 class _Following(Generic[K]):
@@ -152,8 +155,8 @@ class Endpoint:
 
         What takes its time happens in a thread next to the open requests, one at a time: the next of `files`, and the work that `got`
         returns. A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. A text that is refused
-        by an endpoint that has answered is an empty reply, unless these are more than 10 and `most_refused` of the requests. At the first failure
-        no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
+        by an endpoint that has answered, or at which alone it fails in all attempts, is an empty reply, unless these are more than 10 and
+        `most_refused` of the requests. At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
         its model, the request, which is named by its key as text), EndpointError if it does not answer in `attempts`, or if `max_cost` is
         reached, and what the caller's raise.
         """
@@ -190,45 +193,54 @@ class Endpoint:
             raise failures[0]
 
     async def _reply(self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]) -> Reply:
-        """The reply to one request, sent again after each failure that may pass."""
-        attempt = 0
-        while True:
+        """The reply to one request, sent again after each failure that may pass; an empty one where it fails at this text, and answers others meanwhile."""
+        faults: list[_Fault] = []
+        answered = 0
+        while len(faults) < self._settings.attempts:
+            if faults:
+                await self._wait(faults)
             await self._turn()
-            attempt += 1
-            asked_to_wait = 0.0
-            try:
-                # a redirect could carry the key to another host
-                async with session.post(self._url, json=body, allow_redirects=False, proxy=self._proxy) as response:
-                    content = await _content(response)
-                if response.status == 200:
-                    reply = self._read(content)
-                    self._answered += 1
-                    return reply
-                fault = self._line(response.status, content)
-                if response.status in _OF_THE_TEXT and _SPENT not in fault:
-                    return self._without(key, fault)
-                if response.status not in _PASSING or _SPENT in fault:
-                    raise self._refusal(response.status, fault)
-                asked_to_wait = retry_after(response.headers.get("Retry-After"))
-            except _NoReply as error:
-                if error.reply.metered:
-                    self.count(error.reply.prompt_tokens, error.reply.completion_tokens)
-                    broken(error.reply)
-                fault = f"does not answer with a chat completion ({self._line(200, content)})"
-                if not self._answered and not self.prompt_tokens:  # nor an earlier command's requests
-                    raise InputError(fault, self._url, "check endpoint.url") from None
-            except aiohttp.ClientConnectorCertificateError as error:
-                fix = "check endpoint.url, and the certificates of this machine (SSL_CERT_FILE)"
-                raise InputError(f"has no valid certificate ({self._hidden(str(error))})", self._url, fix) from None
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                fault = f"no answer in {duration(self._settings.timeout)}" if isinstance(error, TimeoutError) else self._hidden(str(error))
-                fault = fault or type(error).__name__
-            if attempt >= self._settings.attempts:
-                raise EndpointError(f"{self._url}: failed {attempt} times (the last time: {fault}); {_KEPT}")
-            self._pace.pause(asked_to_wait)
-            self._say(f"{fault}; is asked again{f' in {duration(asked_to_wait)}, as it wants' if asked_to_wait >= 1 else ''}")
-            first, most = _BACKOFF_S
-            await self._sleep(random.uniform(0, min(most, first * 2 ** (attempt - 1))) + asked_to_wait)
+            found = await self._attempt(session, key, body, broken)
+            if isinstance(found, Reply):
+                return found
+            answered = answered if faults else self._answered  # before the first failure, others may only have been quicker
+            faults.append(found)
+        failed = f"failed {len(faults)} times (the last time: {faults[-1].line})"
+        if self._answered > answered and all(fault.of_the_text for fault in faults):
+            return self._without(key, failed)
+        raise EndpointError(f"{self._url}: {f'{key} ' if self._answered else ''}{failed}; {_KEPT}")
+
+    async def _attempt(
+        self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]
+    ) -> Reply | _Fault:
+        """The reply to a request that is sent once, or why there is none; InputError for what does not pass."""
+        try:
+            # a redirect could carry the key to another host
+            async with session.post(self._url, json=body, allow_redirects=False, proxy=self._proxy) as response:
+                status, content = response.status, await _content(response)
+        except aiohttp.ClientConnectorCertificateError as error:
+            fix = "check endpoint.url, and the certificates of this machine (SSL_CERT_FILE)"
+            raise InputError(f"has no valid certificate ({self._hidden(str(error))})", self._url, fix) from None
+        except TimeoutError:
+            return _Fault(f"no answer in {duration(self._settings.timeout)}", of_the_text=True)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            return _Fault(self._hidden(str(error)) or type(error).__name__)
+        if status == 200:
+            return self._read(content, broken)
+        fault = self._line(status, content)
+        if status in _OF_THE_TEXT and _SPENT not in fault:
+            return self._without(key, fault)
+        if status not in _PASSING or _SPENT in fault:
+            raise self._refusal(status, fault)
+        return _Fault(fault, retry_after(response.headers.get("Retry-After")), status == _FAILS)
+
+    async def _wait(self, faults: list[_Fault]) -> None:
+        """Wait, after these failures of a request, until it may be sent again."""
+        fault = faults[-1]
+        self._pace.pause(fault.wait)
+        self._say(f"{fault.line}; is asked again{f' in {duration(fault.wait)}, as it wants' if fault.wait >= 1 else ''}")
+        first, most = _BACKOFF_S
+        await self._sleep(random.uniform(0, min(most, first * 2 ** (len(faults) - 1))) + fault.wait)
 
     async def _turn(self) -> None:
         """Wait until the next request may be sent; EndpointError if the replies have cost what they may."""
@@ -254,8 +266,11 @@ class Endpoint:
             self._said = now
             say(f"{self._stage}: {self._url}: {words}")
 
-    def _read(self, content: bytes) -> Reply:
-        """The reply in a body; _NoReply if it is no chat completion."""
+    def _read(self, content: bytes, broken: Callable[[Reply], None]) -> Reply | _Fault:
+        """The reply in a body of status 200, which is counted; one that is no chat completion is a reply without text, whose tokens may cost all the same.
+
+        InputError if it is the first one.
+        """
         read = written = 0
         try:
             found = json.loads(content)
@@ -263,9 +278,19 @@ class Endpoint:
             read, written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
             choice = found["choices"][0]
             text = (choice["message"].get("content") or "").encode("utf-8", "replace").decode()
-            return Reply(text, read, written, choice.get("finish_reason") == "length", str(found.get("model") or ""))
+            reply = Reply(text, read, written, choice.get("finish_reason") == "length", str(found.get("model") or ""))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise _NoReply(Reply("", read, written)) from None
+            pass
+        else:
+            self._answered += 1
+            return reply
+        if (reply := Reply("", read, written)).metered:
+            self.count(read, written)
+            broken(reply)
+        fault = f"does not answer with a chat completion ({self._line(200, content)})"
+        if not self._answered and not self.prompt_tokens:  # nor an earlier command's requests
+            raise InputError(fault, self._url, "check endpoint.url")
+        return _Fault(fault, of_the_text=True)
 
     def _without(self, key: object, fault: str) -> Reply:
         """The empty reply to a text that is refused; InputError where that is more than the fault of single texts."""

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chat_server import ChatServer, chat_server
+from chat_server import ChatServer, Fault, chat_server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,7 +167,7 @@ def test_an_endpoint_that_stays_away_is_one_line_and_what_it_answered_is_kept(co
         with pytest.raises(EndpointError) as caught:
             generate(one)
         assert len(server.asked) == 14 + 4
-        first = f"{server.url}/chat/completions: failed 4 times (the last time: 502 bad gateway)"
+        first = f"{server.url}/chat/completions: passage 'p14' failed 4 times (the last time: 502 bad gateway)"
         assert str(caught.value) == f"{first}; what was answered is kept: run the same command again to continue"
     with chat_server(three_lines) as server:  # at another port: where the endpoint is shapes nothing
         made = generate(settings(corpus, output, server))
@@ -286,6 +287,46 @@ def test_a_text_that_is_refused_stays_empty(corpus: Path, tmp_path: Path, capsys
         "the endpoint refuses passage 'p4' (400 too long): it stays empty, as others that are refused",
         "the endpoint refused 3 requests: what they asked for is empty",
     ]
+
+
+def fails_at_one(server: ChatServer, fault: Fault) -> Callable[[int], Fault | None]:
+    """A fault of each request for passage p5. The second one waits until others are answered: it is not the endpoint that is away."""
+    answered: list[int] = []
+
+    def fails(number: int) -> Fault | None:
+        if number_of(server.asked[number].body) != 5 * 5:
+            return None
+        answered.append(len(server.answered()))
+        end = time.monotonic() + 60
+        while len(answered) == 2 and len(server.answered()) < answered[0] + 2 and time.monotonic() < end:
+            time.sleep(0.005)
+        return fault
+
+    return fails
+
+
+@pytest.mark.parametrize("fault", [(500, {}, b"a template's fault"), (200, {}, b'{"choices": []}')])
+def test_a_text_at_which_an_endpoint_always_fails_stays_empty(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: Fault
+) -> None:
+    with chat_server(three_lines) as server:
+        server.fault = fails_at_one(server, fault)
+        made = generate(settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 2, "attempts": 3}))
+        assert len(server.asked) == PASSAGES + 2
+    assert lists(made) == [[] if n == 5 else [f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
+    assert made.summary["refused"] == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "passage 'p5'" in line]
+    assert len(said) == 1
+    assert "the endpoint refuses passage 'p5' (failed 3 times (the last time: " in said[0]
+
+
+@pytest.mark.parametrize("fault", [(503, {}, b"loading"), (429, {}, b""), "drop"])
+def test_an_endpoint_that_is_busy_or_away_does_not_refuse_a_text(corpus: Path, tmp_path: Path, fault: Fault) -> None:
+    with chat_server(three_lines) as server:
+        server.fault = fails_at_one(server, fault)
+        one = settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 2, "attempts": 3})
+        with pytest.raises(EndpointError, match=r"completions: passage 'p5' failed 3 times \(the last time: .*\); what was answered is kept"):
+            generate(one)
 
 
 def test_where_many_texts_are_refused_it_stops_and_goes_on(corpus: Path, tmp_path: Path) -> None:
