@@ -13,10 +13,46 @@ from raydense.inference.reply_text import queries_of, text_of
         ("Here they are:\n1) who is a", ["who is a"]),
         ("who is a\n3. liga tabelle\nwhat is b", ["who is a", "3. liga tabelle", "what is b"]),
         ("1. 3. liga tabelle\n2. what is b", ["3. liga tabelle", "what is b"]),
+        ("3. liga tabelle\nwhat is b", ["liga tabelle", "what is b"]),
+        ("Query 1: who is a\n**Query 2:** what is b\n**Query 3**: c", ["who is a", "what is b", "c"]),
     ],
 )
 def test_numbers_are_removed_where_lines_are_numbered(reply: str, wanted: list[str]) -> None:
     assert queries_of(reply, cut=False, most=5, once=True)[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted"),
+    [
+        ("Here are two queries for the passage above.\n1. who is a\n2. what is b", ["who is a", "what is b"]),
+        ("1. who is a\n2. what is b\n\nI hope these help!", ["who is a", "what is b"]),
+        ("1. who is a\n   It asks for a person.\n2. what is b\n   It asks for a thing.", ["who is a", "what is b"]),
+        ("```\n1. who is a\n2. what is b\n```", ["who is a", "what is b"]),
+        ("1. Short ones:\n   - who is a\n2. Long ones:\n   - what is b, and when", ["who is a", "what is b, and when"]),
+        ("Query 1:\nwho is a\nQuery 2:\nwhat is b", ["who is a", "what is b"]),  # the lines with numbers hold nothing else
+    ],
+)
+def test_lines_around_a_numbered_list_are_no_queries(reply: str, wanted: list[str]) -> None:
+    found = queries_of(reply, cut=False, most=2, once=True)
+    assert found == (wanted, {"empty": 0, "repeated": 0, "surplus": 0})
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("1. **who is a**", "who is a"),
+        ("**1. who is a**", "who is a"),
+        ("**1.** who is a", "who is a"),
+        ('1. **"who is a"**', "who is a"),
+        ('1. "**who is a**"', "who is a"),
+        ("**who** is **a**", "**who** is **a**"),
+        ('"who" is "a"', '"who" is "a"'),
+        ("**", "**"),
+        ("who is **a**", "who is **a**"),
+    ],
+)
+def test_quotes_and_asterisks_around_a_query_are_removed(line: str, wanted: str) -> None:
+    assert queries_of(line, cut=False, most=5, once=True)[0] == [wanted]
 
 
 @pytest.mark.parametrize(
