@@ -19,7 +19,7 @@ from raydense.inference.live_line import Meter
 from raydense.inference.loading import model_of_stage
 from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import precision_of, recorded, refuse_fp16_on_cpus
+from raydense.inference.precision import precision_of, refuse_fp16_on_cpus
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
 from raydense.inference.tokenising import tokenise_part
@@ -103,7 +103,7 @@ class PartEncoder:
         # `search` encodes queries in fp32; those that are encoded before it get the same vectors. A static encoder only adds up rows
         exact = settings.queries or not multiplies
         precision = "fp32" if exact and settings.precision == "auto" else settings.precision
-        self._device = Device(layout, settings.token_budget, precision, begun or recorded(draft), cpu_bf16=True)
+        self._device = Device(layout, settings.token_budget, precision, begun, cpu_bf16=True)
         self._loading = model_of_stage(self._device, draft, begun, settings.model, prints["model"], self._load)
 
     def _load(self) -> Any:

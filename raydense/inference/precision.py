@@ -30,11 +30,6 @@ def forget_precision(draft: Draft) -> None:
     (draft.shared / _RECORD).delete()
 
 
-def recorded(draft: Draft) -> str | None:
-    """The precision that the first actor of this run has recorded, None if none has: `auto` follows it, where the devices of a cluster differ."""
-    return (draft.shared / _RECORD).read_text()
-
-
 def fix_precision(device: Device, begun: str | None, draft: Draft) -> None:
     """Record the precision of an actor's device, or follow the one that another actor of this run has recorded: an output has one precision.
 

@@ -27,7 +27,7 @@ from raydense.inference.live_line import Meter
 from raydense.inference.loading import model_of_stage
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run_parts
-from raydense.inference.precision import precision_of, recorded, refuse_fp16_on_cpus
+from raydense.inference.precision import precision_of, refuse_fp16_on_cpus
 from raydense.inference.reordering import reordered
 from raydense.inference.settings import RerankSettings
 from raydense.inference.tokenising import kept_tokenizer
@@ -173,7 +173,7 @@ class BlockScorer:
         self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, drops: bool
     ) -> None:
         self._draft, self._drops, self._model = draft, drops, settings.model
-        self._device = Device(layout, settings.token_budget, settings.precision, begun or recorded(draft), cpu_bf16=True)
+        self._device = Device(layout, settings.token_budget, settings.precision, begun, cpu_bf16=True)
         self._loading = model_of_stage(self._device, draft, begun, settings.model, prints["model"], self._load)
 
     def _load(self) -> Any:

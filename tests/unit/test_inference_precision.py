@@ -17,7 +17,7 @@ from raydense.inference.device import Device
 from raydense.inference.encode import PartEncoder
 from raydense.inference.generate import PartWriter
 from raydense.inference.layout import Layout
-from raydense.inference.precision import fix_precision, forget_precision, precision_of, recorded
+from raydense.inference.precision import fix_precision, forget_precision, precision_of
 from raydense.inference.rerank import BlockScorer
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
 from raydense.models.dual_encoder import DualEncoder
@@ -74,27 +74,28 @@ def test_a_precision_shapes_the_output_where_it_was_given() -> None:
         assert cls.read({**given, "precision": "fp32"}).shaping()["precision"] == "fp32"
 
 
+@pytest.mark.parametrize("verb", ["encode", "rerank"])
 @pytest.mark.parametrize("first", ["fp32", "bf16"])
-def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_path: Path, first: str) -> None:
+def test_auto_follows_the_first_actor_where_the_cpus_of_a_cluster_differ(tmp_path: Path, first: str, verb: str) -> None:
     draft = begun(tmp_path / "x")
     assert draft.first("precision", first) == first
-    settings = EncodeSettings.read({k: INPUTS[k] for k in ("model", "corpus", "output")})
-    assert PartEncoder(settings, draft, {"model": ""}, CPU, None)._device.precision == first
-    assert BlockScorer(RerankSettings.read(INPUTS), draft, {"model": ""}, CPU, None, drops=False)._device.precision == first
+    actor = actor_of(verb, draft, None)
+    with pytest.raises(InputError, match="no such model folder"):  # so it came as far as the model
+        actor(pa.table({}))
+    assert actor._device.precision == first
 
 
 @pytest.mark.parametrize("first", ["fp32", "bf16"])
-def test_auto_follows_an_actor_that_began_at_the_same_moment(tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither found a record when it looked; the first one's holds."""
+def test_the_precision_of_the_first_actor_holds_until_it_is_forgotten(tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draft, other = begun(tmp_path / "x"), {"fp32": AMX, "bf16": OLD}[first]
     monkeypatch.setattr("raydense.inference.device.cpuinfo", lambda: other)
-    device = Device(CPU, 0, "auto", recorded(draft), cpu_bf16=True)
+    device = Device(CPU, 0, "auto", cpu_bf16=True)
     assert device.precision != first
     assert draft.first("precision", first) == first
     fix_precision(device, None, draft)
     assert device.precision == first
     forget_precision(draft)
-    assert recorded(draft) is None
+    assert draft.first("precision", "fp16") == "fp16"
 
 
 def test_a_device_that_lacks_the_first_one_s_precision_is_refused_before_anything_is_committed(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_device_that_lacks_the_first_one_s_precision_is_refused_before_anythin
         InputError, match=r"the first device of this run computes in bf16, and another would in fp32; .* --accelerator.* --precision fp32"
     ):
         fix_precision(Device(CPU, 0, "auto"), None, draft)
-    assert recorded(draft) == "bf16"
+    assert draft.first("precision", "fp32") == "bf16"
 
 
 def test_what_is_asked_for_is_what_is_computed_in() -> None:
