@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, below, fewest, tokens, total
-from raydense.inference.settings import SPREAD, Spread, pairs_forecast
+from raydense.inference.settings import BATCH, SPREAD, Spread, pairs_forecast
 from raydense.models.encoder_folder import is_reranker
 from raydense.models.model_size import model_of
 from raydense.settings import Folder, FolderOrNone, Folders, Settings, artifact, resource, setting
@@ -65,7 +65,7 @@ class AnnotateSettings(Settings, Spread):
     package: int = setting(1_000, "pairs of a package, which one person judges", ge=1)
     review: int = setting(100, "pairs of a package, drawn at random, that reviewers judge again; 0: no page for reviewers", ge=0)
     seed: int = setting(42, "random seed of the pairs to review", ge=0, lt=2**63)
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    token_budget: int = resource(0, BATCH, ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)
 
     @classmethod
@@ -166,7 +166,7 @@ class OverlapSettings(Settings, Spread):
         ge=0,
         le=1,
     )
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    token_budget: int = resource(0, BATCH, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -25,7 +25,7 @@ from raydense.inference.packing import pack, token_columns
 from raydense.inference.pipeline import run
 from raydense.inference.precision import forget_precision, precision_of
 from raydense.inference.reply_text import text_of
-from raydense.inference.sources import QUERIES_A_FILE
+from raydense.inference.settings import QUERIES_A_FILE
 from raydense.inference.tokenising import kept_tokenizer
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, File, provenance, releases_outputs

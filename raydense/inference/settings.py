@@ -73,7 +73,8 @@ class SplitSettings(Settings):
         return Forecast(needs, {self.output: passages}, f"split {self.unit}", work, PROCESS_BYTES)
 
 
-_QUERIES_A_FILE = 2_048  # as `sources` writes them
+QUERIES_A_FILE = 2_048
+BATCH = "tokens of one batch, padding included; 0: a value for the device. As the device does, it may change the last bits of what is computed"
 PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 
@@ -96,7 +97,7 @@ class EncodeSettings(Settings, Spread):
         "auto: queries fp32, as `search` encodes them; passages on a GPU bf16 if it has it, otherwise fp16; on a CPU that gains by it bf16"
         " (with AMX, or AMD's with AVX-512 BF16), otherwise fp32, and fp32 for a static encoder",
     )
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    token_budget: int = resource(0, BATCH, ge=0)
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
@@ -130,7 +131,7 @@ class EncodeSettings(Settings, Spread):
         length = (self.passage_length or model.passage_length) if self.corpus else (self.query_length or model.query_length)
         width = self.dimension or model.each
         vectors = Holds(texts.rows, texts.word, width, texts.rows * (width * (2 if self.dtype == "float16" else 4) + 28))
-        tasks = texts.files if self.corpus else -(-texts.rows // _QUERIES_A_FILE)
+        tasks = texts.files if self.corpus else -(-texts.rows // QUERIES_A_FILE)
         flops = texts.rows * tokens(texts.each, length) * model.flops
         work = {"flops": flops} if flops else {"characters": texts.rows * texts.each}
         return Forecast(needs, {self.output: vectors}, f"encode {model.scale}", work, TORCH_BYTES + 2 * model.bytes, -1, tasks)
@@ -268,7 +269,7 @@ class RerankSettings(Settings, Spread):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto", f"{PRECISION}, where it gains by it (AMX, or AMD's with AVX-512 BF16) bf16; the scores themselves are float32"
     )
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    token_budget: int = resource(0, BATCH, ge=0)
     block: int = setting(256, "queries per committed file", ge=1)
 
     def forecast(self, known: Known) -> Forecast:

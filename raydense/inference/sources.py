@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from raydense.data.store import PassageStore, store_of
 from raydense.data.tables import concat_parts, write_arrow
+from raydense.inference.settings import QUERIES_A_FILE
 from raydense.storage import Artifact
-
-QUERIES_A_FILE = 2_048
 
 
 class Source(Protocol):

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from raydense.data.margins import MARGINS, Margins
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, fewest
-from raydense.inference.settings import SPREAD, Spread, pairs_forecast
+from raydense.inference.settings import BATCH, SPREAD, Spread, pairs_forecast
 from raydense.retrieval.settings import Pool
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
 
@@ -152,7 +152,7 @@ class LabelSettings(Settings, Spread, Answers, Shortage):
     s_neg: float = setting(0.1, "a probability below it makes a confident negative; candidates in between are left out", ge=0, le=1)
     negatives: int = setting(8, "most confident negatives of each query, drawn at random", ge=1)
     seed: int = setting(42, "random seed of the draw, and of the sample to read", ge=0, lt=2**63)
-    token_budget: int = resource(0, "tokens of one batch, padding included; 0: a value for the device", ge=0)
+    token_budget: int = resource(0, BATCH, ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)
 
     @classmethod

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raydense.errors import InputError
 from raydense.inference.query_encoder import encode_blocks
-from raydense.inference.sources import QUERIES_A_FILE
+from raydense.inference.settings import QUERIES_A_FILE
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
