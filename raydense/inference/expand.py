@@ -33,6 +33,7 @@ from raydense.storage import Artifact, Draft, File, provenance, releases_outputs
 if TYPE_CHECKING:
     from raydense.inference.endpoint import Reply
     from raydense.inference.replies import Questions
+    from raydense.models.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: di
     draft, total = files.dataset.draft, sum(part.queries.num_rows for part in parts)
     if not pending:
         return
+    _say_cut(settings, pending)
     rows = [
         {"part": number, "start": part.start, "texts": part.prompts(getattr(settings.prompts, part.kind))}
         for number, part in enumerate(pending)
@@ -221,10 +223,27 @@ def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: di
             committed_now(done)
 
 
+def _say_cut(settings: ExpandSettings, parts: list[Part]) -> None:
+    """Say how many prompts are longer than what the model reads."""
+    from raydense.models.generator import longest_input
+
+    longest = longest_input(str(settings.model))
+    tokenizer = load_tokenizer(str(settings.model), query_length=longest)
+    prompts = [prompt for part in parts for prompt in part.prompts(getattr(settings.prompts, part.kind))]
+    if cut := sum(tokenizer.truncates([tokenizer.config.passage_prefix + prompt for prompt in prompts])):
+        say(f"expand: the model reads the first {longest} tokens of {cut:,} of {len(prompts):,} prompts, which are longer")
+
+
+def _load_tokenizer(folder: str) -> TextTokenizer:
+    from raydense.models.generator import longest_input
+
+    return load_tokenizer(folder, passage_length=longest_input(folder))
+
+
 def tokenise_prompts(table: pa.Table, settings: ExpandSettings, draft: Draft, print_: str) -> pa.Table:
     """The tokens of the prompts that `table` holds for one part, packed into one row."""
     row = table.to_pylist()[0]
-    tokenizer = kept_tokenizer(load_tokenizer, str(settings.model), print_, (("query_length", settings.length),))
+    tokenizer = kept_tokenizer(_load_tokenizer, str(settings.model), print_)
     tokens = tokenizer.passages(row["texts"])
     return pack({"part": [row["part"]], "range": [row["start"], row["start"] + len(row["texts"])], **token_columns(tokens)})
 

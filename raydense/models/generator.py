@@ -141,6 +141,13 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
     return inner, config
 
 
+def longest_input(folder: str | Path) -> int:
+    """The most tokens that a generator reads: `passage_length` of one that raydense trained, otherwise what its model and tokenizer allow."""
+    inner, config = read_generator_config(folder)
+    trained = (model_place(folder).local() / OWN_FILE).is_file()
+    return config.passage_length if trained else positions(inner).tokens
+
+
 def generator_tokenizer(inner: Path, config: GeneratorConfig) -> TextTokenizer:
     """The tokenizer for a generator's input (passages) and output (queries)."""
     source = read_tokenizer(inner)

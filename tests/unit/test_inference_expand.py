@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from raydense.data.tables import commit_table, read_table
 from raydense.errors import EndpointError, InputError
 from raydense.inference.expand import expand
 from raydense.inference.expand_settings import PROMPTS, ExpandSettings
+from raydense.inference.packing import tokens_of, unpack
+from raydense.models.generator import Generator
+from raydense.models.tiny import make_tiny_generator
 from raydense.storage import Artifact, Draft, read_manifest
 
 KINDS, QUERIES, BLOCK = ("answer", "title", "sentence"), 11, 4
@@ -168,3 +173,29 @@ def test_given_prompts_are_not_changed() -> None:
     prompts = PromptSettings(answer="{query}?")
     settings = ExpandSettings(queries="q", output="o", model="m", kinds="answer title", prompts=prompts)
     assert (settings.prompts.answer, settings.prompts.title, prompts.title) == ("{query}?", "{query}", None)
+
+
+@pytest.mark.parametrize("trained", [None, 20])
+def test_a_model_reads_as_much_as_it_can_or_was_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trained: int | None
+) -> None:
+    model = tmp_path / "model"
+    make_tiny_generator(["who wrote it"] * 3, model, seed=1)
+    if trained:
+        Generator.load(model, passage_prefix="write: ", passage_length=trained).save(model := tmp_path / "trained")
+    longest = trained or 512
+    write(tmp_path / "queries", "queries", {"query_id": ["short", "long"], "text": ["who wrote it", "who wrote it " * 200]})
+    given = {"queries": str(tmp_path / "queries"), "output": str(tmp_path / "out"), "model": str(model), "kinds": ["answer"]}
+    one, read = ExpandSettings.read(given), {}
+
+    def drawn(stage: str, spread: Any, rows: list[dict[str, Any]], tokenise: Any, actor: Any, **arguments: Any) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            tokens = tokens_of(unpack(tokenise(pa.Table.from_pylist([row]), **arguments)))
+            read["lengths"] = tokens.lengths.tolist()
+            yield {"part": row["part"], "contexts": json.dumps(["me"] * len(row["texts"])), "tokens": 0, "seconds": 0.0, "precision": "fp32"}
+
+    monkeypatch.setattr(expand_module, "run", drawn)
+    expand(one)
+    assert read["lengths"][1] == longest > read["lengths"][0]
+    said = f"expand: the model reads the first {longest} tokens of 1 of 2 prompts, which are longer"
+    assert said in capsys.readouterr().err
