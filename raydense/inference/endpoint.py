@@ -210,9 +210,7 @@ class Endpoint:
             return self._without(key, failed)
         raise EndpointError(f"{self._url}: {f'{key} ' if self._answered else ''}{failed}; {_KEPT}")
 
-    async def _attempt(
-        self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]
-    ) -> Reply | _Fault:
+    async def _attempt(self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]) -> Reply | _Fault:
         """The reply to a request that is sent once, or why there is none; InputError for what does not pass."""
         try:
             # a redirect could carry the key to another host

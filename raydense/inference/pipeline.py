@@ -115,7 +115,9 @@ class Restarts:
         again = max((number - self._before.get(actor, number) for actor, number in self._now.items()), default=0)
         if again >= _MOST_RESTARTS:
             what = f"its processes end before one has finished a part, {again} times in a row, most likely for lack of memory"
-            fix = "give machines with more memory, or less at once: by --concurrency 1,1, --token-budget or --block, where the stage has them"
+            fix = (
+                "give machines with more memory, or less at once: by --concurrency 1,1, --token-budget or --block, where the stage has them"
+            )
             raise InputError(what, self._stage, f"{fix}; what was committed is kept")
 
 

@@ -74,7 +74,9 @@ class SplitSettings(Settings):
 
 
 QUERIES_A_FILE = 2_048
-BATCH = "tokens of one batch, padding included; 0: a value for the device. As the device does, it may change the last bits of what is computed"
+BATCH = (
+    "tokens of one batch, padding included; 0: a value for the device. As the device does, it may change the last bits of what is computed"
+)
 PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 

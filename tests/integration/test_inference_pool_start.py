@@ -71,7 +71,9 @@ def test_an_actor_that_is_killed_each_time_ends_the_stage_with_a_line(
 ) -> None:
     monkeypatch.setattr(waiting, "_LOOK_S", 0.2)
     spread = EncodeSettings(model="m", corpus="c", output="o", concurrency=(1, 1))
-    with pytest.raises(InputError, match=r"encode: its processes end before one has finished a part, \d+ times in a row, .* memory") as caught:
+    with pytest.raises(
+        InputError, match=r"encode: its processes end before one has finished a part, \d+ times in a row, .* memory"
+    ) as caught:
         list(run("encode", spread, [{"part": part} for part in range(2)], passes, Ends))
     assert fixable(caught.value) == (2, str(caught.value))
     assert "Traceback" not in "".join(capfd.readouterr())

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import ray
+import ray.data
 
 from raydense.runtime import ray_internals
 
@@ -33,6 +34,14 @@ def test_nodes_and_actors() -> None:
     assert known["State"] == "ALIVE"
     assert known["Address"]["Port"] > 0
     ray.kill(actor)
+
+
+def test_what_a_pipeline_calls_at_each_step() -> None:
+    """`test_inference_pool_start.py` ends one."""
+    calls: list[str] = []
+    ray_internals.at_each_step(lambda: calls.append("step"))().on_execution_step(None)
+    assert calls == ["step"]
+    assert "custom_execution_callback_classes" in ray.data.DataContext.__dataclass_fields__
 
 
 def test_what_a_training_hears_of_its_nodes() -> None:

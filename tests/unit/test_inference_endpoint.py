@@ -325,7 +325,9 @@ def test_an_endpoint_that_is_busy_or_away_does_not_refuse_a_text(corpus: Path, t
     with chat_server(three_lines) as server:
         server.fault = fails_at_one(server, fault)
         one = settings(corpus, tmp_path / "out", server, endpoint={"requests_at_once": 2, "attempts": 3})
-        with pytest.raises(EndpointError, match=r"completions: passage 'p5' failed 3 times \(the last time: .*\); what was answered is kept"):
+        with pytest.raises(
+            EndpointError, match=r"completions: passage 'p5' failed 3 times \(the last time: .*\); what was answered is kept"
+        ):
             generate(one)
 
 

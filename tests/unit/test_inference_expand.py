@@ -192,7 +192,13 @@ def test_a_model_reads_as_much_as_it_can_or_was_trained_with(
         for row in rows:
             tokens = tokens_of(unpack(tokenise(pa.Table.from_pylist([row]), **arguments)))
             read["lengths"] = tokens.lengths.tolist()
-            yield {"part": row["part"], "contexts": json.dumps(["me"] * len(row["texts"])), "tokens": 0, "seconds": 0.0, "precision": "fp32"}
+            yield {
+                "part": row["part"],
+                "contexts": json.dumps(["me"] * len(row["texts"])),
+                "tokens": 0,
+                "seconds": 0.0,
+                "precision": "fp32",
+            }
 
     monkeypatch.setattr(expand_module, "run", drawn)
     expand(one)

@@ -40,9 +40,7 @@ def inputs(*names: str) -> dict[str, str]:
         (None, "{}; free some of it, or give GPUs with more: {}"),
     ],
 )
-def test_a_gpu_without_room_for_a_batch_is_one_line(
-    settings: EncodeSettings | None, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_room_for_a_batch_is_one_line(settings: EncodeSettings | None, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_stage(**arguments: object) -> Callable[[pa.Table], pa.Table]:
         def step(table: pa.Table) -> pa.Table:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
