@@ -96,8 +96,8 @@ def _words(settings: AnalyseSettings, judged: Judged) -> tuple[Splitter, Frequen
             say(f"analyse: counts words in {len(judged.store):,} passages, about {minutes} min; a BM25 index as --index has the counts")
         splitter = Splitter()
         return splitter, Frequencies(len(judged.store), counting(judged.store, splitter.words))
-    stemmer, counter = from_index(Artifact.open(settings.index, "index"), judged.store)
-    return Splitter(stemmer), Frequencies(len(judged.store), counter)
+    words, counter = from_index(Artifact.open(settings.index, "index"), judged.store)
+    return Splitter(words), Frequencies(len(judged.store), counter)
 
 
 def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitter: Splitter, frequencies: Frequencies) -> list[Sorted]:

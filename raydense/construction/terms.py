@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pyarrow as pa
 from bm25s.tokenization import Tokenizer
 
-from raydense.data.cjk import CJK
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
-from raydense.retrieval.words import Words, positions
+from raydense.retrieval.word_rules import places
+from raydense.retrieval.words import Words, positions, words_of
 from raydense.runtime.progress import Progress
 from raydense.storage import Artifact
 
-_STEMMER = "english"
 _STOPWORDS = "en_plus"  # with question words, which are no reason why a passage is wrong
+_WORDS = Words("english", _STOPWORDS)
 _BLOCK_ROWS = 8_192
 _LARGEST_KEPT = 500_000  # words that a vocabulary may have before a new one is begun: what bounds the memory
-_RUN = re.compile(rf"[{CJK}]+|[^\W{CJK}]+")
 _FREQUENT_PASSAGES, _FREQUENT, _RARE = 3, 1e-4, 0.01
 Counter = Callable[[list[str]], dict[str, int]]
 """How many passages of the corpus have each of some words."""
@@ -37,19 +35,19 @@ class Term:
     start: int
     end: int
     paired: bool = False
-    """Whether it is of Chinese, Japanese or Korean, where a pair may be the end of one word and the beginning of another."""
+    """Whether it is of a script without blanks between words, where a pair may be the end of one word and the beginning of another."""
 
 
 class Splitter:
     """Splits texts into terms: BM25's words without stop words, with their places."""
 
-    def __init__(self, stemmer: str = _STEMMER) -> None:
-        self.words = Words(stemmer, _STOPWORDS)
+    def __init__(self, words: Words = _WORDS) -> None:
+        self.words = words
         self._vocabulary = self.words.vocabulary()
 
     def terms(self, text: str) -> list[Term]:
         """The terms of a text in their order."""
-        spans = [(start, end, paired) for start, end, paired in _spans(text) if not (paired and text[start:end] in chinese_stopwords())]
+        spans = [(start, end, paired) for start, end, paired in places(text) if not (paired and text[start:end] in chinese_stopwords())]
         numbers, counts = self._vocabulary.split([text[start:end].encode(errors="replace") for start, end, _ in spans])
         names, ends = self._vocabulary.names(), np.cumsum(counts).tolist()
         return [
@@ -57,15 +55,6 @@ class Splitter:
             for span, count, end in zip(spans, counts.tolist(), ends, strict=True)
             for number in numbers[end - count : end].tolist()
         ]
-
-
-def _spans(text: str) -> Iterator[tuple[int, int, bool]]:
-    for match in _RUN.finditer(text):
-        start, end = match.span()
-        if not re.match(f"[{CJK}]", match.group()):
-            yield start, end, False
-        else:
-            yield from ((at, min(at + 2, end), True) for at in range(start, max(start + 1, end - 1)))
 
 
 @cache
@@ -139,8 +128,8 @@ def _blocks(store: PassageStore) -> Iterator[tuple[int, int]]:
         yield from ((start, min(start + _BLOCK_ROWS, last)) for start in range(first, last, _BLOCK_ROWS))
 
 
-def from_index(index: Artifact, store: PassageStore) -> tuple[str, Counter]:
-    """The stemmer of a BM25 index, and the counter that reads its vocabulary; InputError on another index, or one of another corpus.
+def from_index(index: Artifact, store: PassageStore) -> tuple[Words, Counter]:
+    """How a BM25 index split texts, and the counter that reads its vocabulary; InputError on another index, or one of another corpus.
 
     Stop words count as in no passage, whatever the index has left out.
     """
@@ -159,4 +148,4 @@ def from_index(index: Artifact, store: PassageStore) -> tuple[str, Counter]:
         passages = np.where(at >= 0, np.rint((len(store) + 1) / np.exp(value) - 0.5), 0).astype(np.int64)  # the formula of `idf`, solved
         return dict(zip(wanted, passages.tolist(), strict=True))
 
-    return index.summary["stemmer"], count
+    return replace(words_of(index), stopwords=_STOPWORDS), count

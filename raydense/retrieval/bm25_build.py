@@ -18,6 +18,7 @@ from raydense.retrieval.bm25_scores import PAIRS, Weighting, score, shard_file
 from raydense.retrieval.bm25_shard import PARTS
 from raydense.retrieval.bm25_vocabulary import VOCABULARY, merge_vocabularies
 from raydense.retrieval.settings import IndexSettings
+from raydense.retrieval.word_rules import RULES
 from raydense.retrieval.words import Words
 from raydense.runtime.progress import Progress, say, size
 from raydense.runtime.tasks import run_tasks, shard_ranges
@@ -31,8 +32,10 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     """Commit `vocabulary.arrow`, three arrays per shard and `passage_ids.arrow`; finish the draft.
 
     With `expand`, a passage also has the words of the queries generated for it (doc2query, Nogueira and Lin 2019). Raises InputError
-    on an unknown stemmer or list of stop words, more shards than passages, queries of another corpus, or too little disk or memory.
+    on an unknown stemmer or list of stop words, more shards than passages, queries of another corpus, too little disk or memory, or words of
+    other rules that an earlier version of raydense left there.
     """
+    _refuse_other_rules(draft)
     words = Words(settings.bm25.stemmer, settings.bm25.stopwords)
     words.vocabulary()
     inputs = Inputs(str(settings.corpus), settings.expand, draft.made_from["inputs"])
@@ -53,7 +56,14 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     draft.commit("passage_ids.arrow", store.write_ids, len(store))
     summary = {"kind": "bm25", "shards": ranges, "corpus": store.fingerprint, "model": None, "dimension": None}
     summary["expand"] = generated.origin if generated else None
-    return draft.finish(len(store), **summary, factory=None, stemmer=settings.bm25.stemmer, stopwords=settings.bm25.stopwords)
+    return draft.finish(len(store), **summary, factory=None, rules=words.rules, stemmer=words.stemmer, stopwords=words.stopwords)
+
+
+def _refuse_other_rules(draft: Draft) -> None:
+    there = draft.committed().get(VOCABULARY)
+    if there is not None and there.note.get("rules", 1) != RULES:
+        what = "was begun by another version of raydense, which splits texts into other words"
+        raise InputError(what, draft.place, "delete this folder and build it again")
 
 
 def _score_shards(draft: Draft, settings: IndexSettings, parts: list[Part], ranges: list[tuple[int, int]], pairs: int) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from raydense.data.generated import Generated
 from raydense.data.store import PassageStore, full_text
 from raydense.data.tables import write_arrow
+from raydense.retrieval.word_rules import RULES
 from raydense.retrieval.words import Vocabulary, Words
 from raydense.storage import Draft
 
@@ -67,8 +68,8 @@ class Part:
 
     @property
     def words(self) -> str:
-        """Its words, sorted, with the number of its passages that have each: an Arrow file of `word` and `df`."""
-        return f"words-{self.start:010d}-{self.stop:010d}.arrow"
+        """Its words, sorted, with the number of its passages that have each: an Arrow file of `word` and `df`. Those by other rules have other names."""
+        return f"words{RULES}-{self.start:010d}-{self.stop:010d}.arrow"
 
     @property
     def counts(self) -> str:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from raydense.data.tables import write_arrow
 from raydense.retrieval.bm25_counts import Part, kept
+from raydense.retrieval.word_rules import RULES
 from raydense.storage import Draft
 
 VOCABULARY = "vocabulary.arrow"
@@ -24,7 +25,7 @@ def merge_vocabularies(draft: Draft, parts: list[Part], rows: int) -> None:
         df, where = np.unique(merged["df"].to_numpy(), return_inverse=True)
         idf = np.array([math.log(1 + (rows - n + 0.5) / (n + 0.5)) for n in df.tolist()], dtype=np.float32)[where]
         table = pa.table({"word": merged["word"], "idf": pa.array(idf, pa.float32())})
-        draft.commit(VOCABULARY, lambda path: write_arrow(path, table), table.num_rows)
+        draft.commit(VOCABULARY, lambda path: write_arrow(path, table), table.num_rows, rules=RULES)
     missing = [part for part in parts if draft.kept(part.ids) is None]
     if not missing:
         return

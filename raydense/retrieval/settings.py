@@ -35,7 +35,8 @@ class IndexSettings(Settings):
     newer = ("recall",)
 
     kind: Literal["faiss", "bm25"] = setting(
-        ..., "faiss for vectors, bm25 for words; words of Chinese, Japanese and Korean are pairs of neighbouring characters"
+        ...,
+        "faiss for vectors, bm25 for words; words of Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese are pairs of neighbouring characters",
     )
     embeddings: FolderOrNone = artifact("embeddings", "faiss: the vectors", None)
     corpus: FolderOrNone = artifact("corpus", "bm25: the passages", None)

@@ -1,8 +1,4 @@
-"""Splits texts into BM25's words: bm25s's tokeniser (two or more word characters, lower case), stop words left out, Snowball stems.
-
-Chinese, Japanese and Korean do not separate all words by blanks: in a run of their characters each pair of neighbours is a
-word, and so is a single character, as in Lucene's CJKAnalyzer.
-"""
+"""Splits texts into BM25's words, as `word_rules` finds them: in lower case, stop words left out, Snowball stems; of ASCII those of bm25s's tokeniser."""
 
 from __future__ import annotations
 
@@ -18,19 +14,16 @@ import Stemmer
 from bm25s.tokenization import Tokenizer
 from numpy.typing import NDArray
 
-from raydense.data.cjk import CJK
 from raydense.errors import InputError, did_you_mean
 from raydense.ranges import ranges
+from raydense.retrieval.word_rules import JOINS, PAIRED, RULES, VERSIONS, Rules, plain
+from raydense.storage import Artifact
 
 NONE = "none"
 _NO_CACHE = 0  # of stems: emptying it takes longer than stemming
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 
-_WORD = re.compile(rf"\w\w+|[{CJK}]")
-_IS_CJK = np.zeros(0x30000, np.bool_)  # by code point; larger ones are not
-for low, high in re.findall("(.)-(.)", CJK):
-    _IS_CJK[ord(low) : ord(high) + 1] = True
 # Texts are split as UTF-8: ASCII in lower case, a blank for what is in no word; bytes of other characters stay.
 _ASCII = bytes(byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") else 32 for byte in range(256)).lower()
 _END, _BETWEEN = b"\xff", b" \xff "  # no byte of UTF-8
@@ -41,13 +34,16 @@ _NO_WORD, _TEXT_ENDS, _SEVERAL = -1, -2, -3
 
 @dataclass(frozen=True)
 class Words:
-    """How texts become words; `stemmer` and `stopwords` as in IndexSettings."""
+    """How texts become words; `stemmer` and `stopwords` as in IndexSettings, `rules` by their version."""
 
     stemmer: str
     stopwords: str
+    rules: int = RULES
 
     def vocabulary(self) -> Vocabulary:
-        """An empty vocabulary; InputError on an unknown stemmer or list of stop words."""
+        """An empty vocabulary; InputError on an unknown stemmer or list of stop words, or rules of a newer raydense."""
+        if self.rules not in VERSIONS:
+            raise InputError(f"unknown rules of words, {self.rules}", "rules", "update raydense, or build the index again with this one")
         if self.stemmer != NONE and self.stemmer not in Stemmer.algorithms():
             raise InputError(f"no stemmer {self.stemmer!r}", "stemmer", did_you_mean(self.stemmer, [*Stemmer.algorithms(), NONE]))
         try:
@@ -55,7 +51,8 @@ class Words:
         except ValueError:
             known = [*_stopword_languages(), NONE]
             raise InputError(f"no stop words {self.stopwords!r}", "stopwords", did_you_mean(self.stopwords, known)) from None
-        return Vocabulary(frozenset(stopwords), str if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer, _NO_CACHE).stemWord)
+        stem = str if self.stemmer == NONE else Stemmer.Stemmer(self.stemmer, _NO_CACHE).stemWord
+        return Vocabulary(frozenset(stopwords), stem, VERSIONS[self.rules])
 
     def query_ids(self, queries: list[str], vocabulary: pa.Array) -> tuple[Ids, Counts]:
         """The words of each query that are in `vocabulary`, as positions in it, one query after another; and the start of each query, [n + 1].
@@ -71,15 +68,20 @@ class Words:
         return ids[known], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
+def words_of(index: Artifact) -> Words:
+    """How a BM25 index split its texts, and so its queries."""
+    return Words(index.summary["stemmer"], index.summary["stopwords"], index.summary.get("rules", 1))
+
+
 class Vocabulary(dict[bytes, int]):
     """The words of texts, numbered as they first occur.
 
     The dict's keys are what stands between blanks; Python runs only for one that is new. Its value is the number of its word, or a code.
     """
 
-    def __init__(self, stopwords: frozenset[str], stem: Callable[[str], str]) -> None:
+    def __init__(self, stopwords: frozenset[str], stem: Callable[[str], str], rules: Rules) -> None:
         super().__init__({_END: _TEXT_ENDS})
-        self._stopwords, self._stem = stopwords, stem
+        self._stopwords, self._stem, self._rules = stopwords, stem, rules
         self._numbers: dict[str, int] = {}
         self._several, self._several_ends = array("i"), array("q", [0])  # the words of keys that have several, and where each key's end
 
@@ -91,7 +93,7 @@ class Vocabulary(dict[bytes, int]):
         """The numbers of the words of all texts (UTF-8), one text after another, and each text's count of them."""
         if not texts:
             return np.empty(0, np.int32), np.empty(0, np.int64)
-        texts = _with_pairs(texts)
+        texts = _with_pairs(texts, self._rules.kinds)
         joined = _BETWEEN.join(texts)
         if _SIGMA in joined:  # its lower case depends on the characters around it
             joined = _BETWEEN.join([text.decode().lower().encode() if _SIGMA in text else text for text in texts])
@@ -117,7 +119,7 @@ class Vocabulary(dict[bytes, int]):
         return ids
 
     def __missing__(self, key: bytes) -> int:
-        ids = [number for number in map(self._number, _words(key.decode().lower())) if number >= 0]
+        ids = [number for number in map(self._number, self._rules.words(key.decode().lower())) if number >= 0]
         if len(ids) > 1:
             code = _SEVERAL - len(self._several_ends) + 1
             self._several.extend(ids)
@@ -133,28 +135,31 @@ class Vocabulary(dict[bytes, int]):
         return self._numbers.setdefault(self._stem(word), len(self._numbers))
 
 
-def _words(text: str) -> list[str]:
-    """The words of what stands between blanks, in lower case; whether one of ASCII is too short is for `Vocabulary._number` to say."""
-    return [text] if text.isascii() or (len(text) > 1 and text.isalnum()) else _WORD.findall(text)
-
-
-def _with_pairs(texts: list[bytes]) -> list[bytes]:
-    """The texts (UTF-8) with the pairs of neighbouring characters of each run of CJK, or its only character, between blanks."""
+def _with_pairs(texts: list[bytes], kinds: NDArray[np.uint8]) -> list[bytes]:
+    """The texts (UTF-8) with the pairs of neighbouring characters of each run of PAIRED, or its only character, between blanks."""
     some = [number for number, text in enumerate(texts) if not text.isascii() and _MAY_BE_CJK.search(text)]
     if not some:
         return texts
     together = _END.join([texts[number] for number in some]).decode(errors="surrogateescape")
-    chars = np.frombuffer(together.encode("utf-32-le", "surrogatepass"), np.uint32)
-    split = _paired(chars).tobytes().decode("utf-32-le", "surrogatepass").encode(errors="surrogateescape")
+    chars = _code_points(together)
+    kind = kinds[chars]
+    if (kind & JOINS).any():
+        chars = _code_points(plain(together.lower()))
+        kind = kinds[chars]
+    split = _paired(chars, (kind & PAIRED).astype(np.bool_)).tobytes().decode("utf-32-le", "surrogatepass").encode(errors="surrogateescape")
     texts = texts.copy()
     for number, text in zip(some, split.split(_END), strict=True):
         texts[number] = text
     return texts
 
 
-def _paired(chars: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The characters, where one within a run becomes `x x`, the first ` x`, the last `x `, and an only one ` x `."""
-    inside = np.concatenate([[False], _IS_CJK[np.minimum(chars, len(_IS_CJK) - 1)], [False]])
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _paired(chars: NDArray[np.uint32], paired: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """The characters, where one within a run of `paired` becomes `x x`, the first ` x`, the last `x `, and an only one ` x `."""
+    inside = np.concatenate([[False], paired, [False]])
     first, last = inside[1:-1] & ~inside[:-2], inside[1:-1] & ~inside[2:]
     within = inside[1:-1] & ~first & ~last
     counts = np.ones(len(chars), np.int8)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 
 import numpy as np
 
-from raydense.data.cjk import CJK
+from raydense.retrieval.word_rules import places
 from raydense.retrieval.words import Words
 
-_PIECES = re.compile(rf"[{CJK}]+|(?:(?![{CJK}])\w)+")
-_IS_CJK = re.compile(f"[{CJK}]")
 _MORE = "…"
 _LOOKED_AT = 20_000  # characters of a text
 Part = tuple[str, bool]
@@ -52,13 +49,13 @@ class Marker:
 
     def marks(self, text: str) -> list[Span]:
         """Where words of the question stand, as ranges of characters [start, stop), rising and apart."""
-        spans = [span for piece in _PIECES.finditer(text) for span in _units(piece)]
+        spans = [(start, stop) for start, stop, _ in places(text)]
         ids, counts = self._vocabulary.split([text[start:stop].encode(errors="replace") for start, stop in spans])
         owner = np.repeat(np.arange(len(spans)), counts)
         marked = np.unique(owner[np.isin(ids, self._wanted)])
         joined: list[Span] = []
         for start, stop in (spans[number] for number in marked.tolist()):
-            if joined and start < joined[-1][1]:  # the next pair of a run of CJK
+            if joined and start < joined[-1][1]:  # the next pair of a run
                 joined[-1] = (joined[-1][0], stop)
             else:
                 joined.append((start, stop))
@@ -76,14 +73,6 @@ class Marker:
             at = high
         parts += [(text[at:stop], False), (_MORE if stop < len(text) else "", False)]
         return [part for part in parts if part[0]]
-
-
-def _units(piece: re.Match[str]) -> list[Span]:
-    """What is looked up of a piece of a text: a word, or each pair of neighbours of a run of CJK."""
-    start, stop = piece.span()
-    if stop - start < 3 or not _IS_CJK.match(piece[0]):
-        return [(start, stop)]
-    return [(at, at + 2) for at in range(start, stop - 1)]
 
 
 def _window(text: str, marks: list[Span], width: int) -> Span:

@@ -73,7 +73,7 @@ def index_of(folder: Path, store: PassageStore, rows: int, df: dict[str, int], k
     idf = np.array([math.log(1 + (rows - df[word] + 0.5) / (df[word] + 0.5)) for word in words], dtype=np.float32)
     draft = Draft.open(folder / "index", "index", {"test": "index"})
     draft.commit("vocabulary.arrow", lambda path: write_arrow(path, pa.table({"word": words, "idf": idf})), len(words))
-    return draft.finish(rows, kind=kind, corpus=store.fingerprint, stemmer="english", expand=expand)
+    return draft.finish(rows, kind=kind, corpus=store.fingerprint, stemmer="english", stopwords="en", expand=expand)
 
 
 class Sized(PassageStore):
@@ -93,9 +93,9 @@ def test_an_index_gives_the_exact_number_of_passages(rows, data):
         store_of(Path(folder), ["a"])
         store = Sized(Path(folder) / "corpus")
         store.size = rows
-        stemmer, count = from_index(index_of(Path(folder), store, rows, df), store)
+        words, count = from_index(index_of(Path(folder), store, rows, df), store)
         found = count([*df, "other"])
-    assert stemmer == "english"
+    assert words == Words("english", "en_plus", rules=1)
     assert found.pop("other") == 0
     for word, exact in df.items():
         assert abs(found[word] - exact) <= 4e-6 * rows  # idf is of float32

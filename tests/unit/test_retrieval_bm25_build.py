@@ -116,6 +116,16 @@ def test_a_range_of_words_has_no_more_pairs_than_fit_in_memory(sizes: list[int],
         assert high - low == 1 or starts[high] - starts[low] <= pairs
 
 
+def test_what_an_earlier_version_counted_is_not_continued(tmp_path: Path) -> None:
+    corpus_of(tmp_path / "corpus", ["naïve"] * 4)
+    asked = IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "index"))
+    draft = Draft.open(asked.output, "index", provenance("index", asked))
+    draft.commit("vocabulary.arrow", lambda path: path.write_bytes(b"words of rules 1"), 1)
+    with pytest.raises(InputError, match=r"index: was begun by another version of raydense, .*; delete this folder and build it again"):
+        bm25_build.build_bm25(draft, asked)
+    draft.close()
+
+
 def test_an_index_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = Draft.open(tmp_path / "index", "index", {})
     free = shutil.disk_usage(tmp_path)._replace(free=18 * 2**30)

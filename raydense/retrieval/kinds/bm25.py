@@ -79,9 +79,9 @@ class Kind(IndexKind):
 
     @cached_property
     def _words(self) -> Words:
-        from raydense.retrieval.words import Words  # only where it is asked: a stemmer takes a while to import
+        from raydense.retrieval.words import words_of  # only where it is asked: a stemmer takes a while to import
 
-        return Words(self.index.summary["stemmer"], self.index.summary["stopwords"])
+        return words_of(self.index)
 
     @cached_property
     def _vocabulary(self) -> pa.Array:
