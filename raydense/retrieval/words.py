@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from raydense.errors import InputError, did_you_mean
 from raydense.ranges import ranges
 from raydense.retrieval.word_rules import JOINS, PAIRED, RULES, VERSIONS, Rules, plain
-from raydense.storage import Artifact
+from raydense.runtime.progress import say
+from raydense.storage import Artifact, versions
 
 NONE = "none"
+_STEMMERS = "PyStemmer"
 _NO_CACHE = 0  # of stems: emptying it takes longer than stemming
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
@@ -69,7 +71,11 @@ class Words:
 
 
 def words_of(index: Artifact) -> Words:
-    """How a BM25 index split its texts, and so its queries."""
+    """How a BM25 index split its texts, and so its queries; says so if this process has another version of the stemmers."""
+    made, here = index.manifest.get("versions", {}).get(_STEMMERS), versions()[_STEMMERS]
+    if made not in (None, here) and index.summary["stemmer"] != NONE:
+        fix = f"build it again, or install {_STEMMERS} {made}"
+        say(f"{index.place}: was built with {_STEMMERS} {made}, here is {here}: words whose stems differ are not found; {fix}")
     return Words(index.summary["stemmer"], index.summary["stopwords"], index.summary.get("rules", 1))
 
 

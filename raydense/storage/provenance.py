@@ -20,7 +20,19 @@ from raydense.storage.paths import named
 from raydense.storage.place import Place
 
 _MODELS = ("model", "joint")
-_PACKAGES = ("raydense", "ray", "torch", "transformers", "deepspeed", "faiss-cpu", "faiss-gpu", "pyarrow", "bm25s", "sentencex")
+_PACKAGES = (
+    "raydense",
+    "ray",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "faiss-cpu",
+    "faiss-gpu",
+    "pyarrow",
+    "bm25s",
+    "PyStemmer",
+    "sentencex",
+)
 
 
 def fingerprint_of(path: str | os.PathLike[str]) -> str:

@@ -236,6 +236,16 @@ def test_an_index_is_asked_by_the_rules_that_it_was_built_with(tmp_path: Path) -
         Bm25Kind(newer).prepare([query])
 
 
+def test_another_version_of_the_stemmers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words_of_index(index_of(tmp_path / "same", {"stemmer": "english"}))
+    words_of_index(index_of(tmp_path / "none", {"stemmer": "none"}, "2.2.0"))
+    assert not capsys.readouterr().err
+    words_of_index(index_of(tmp_path / "other", {"stemmer": "english"}, "2.2.0"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "other: was built with PyStemmer 2.2.0, here is " in line
+    assert line.endswith("words whose stems differ are not found; build it again, or install PyStemmer 2.2.0")
+
+
 def test_a_query_of_half_a_character_is_split_like_any_other() -> None:
     ids, starts = PLAIN.query_ids(["ab\ud800cd"], pa.array(["ab", "cd"]))
     assert (ids.tolist(), starts.tolist()) == ([0, 1], [0, 2])
