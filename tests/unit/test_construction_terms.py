@@ -45,6 +45,7 @@ def test_terms_stand_where_they_are():
         ("b12", "B12", False),
     ]
     assert [term.word for term in Splitter().terms("怎么去 手")] == ["么去", "手"]
+    assert [(term.word, term.start, term.end) for term in Splitter().terms("में ﾃﾞｰﾀ")] == [("में", 0, 3), ("デー", 4, 7), ("ータ", 6, 8)]
 
 
 @given(TEXTS)

@@ -33,6 +33,12 @@ def test_a_run_of_chinese_is_marked_by_pairs() -> None:
     assert marked("狐", "狐 在") == ["狐"]
 
 
+def test_words_with_marks_and_runs_without_blanks_are_marked() -> None:
+    assert marked("हिन्दी खोज", "भाषा हिन्दी में खोज") == ["हिन्दी", "खोज"]
+    assert marked("na\u00efve", "a nai\u0308ve man") == ["nai\u0308ve"]
+    assert marked("ไทย", "ภาษาไทยนี้") == ["ไทย"]
+
+
 def test_the_window_is_where_most_words_are() -> None:
     text = "fox " + "word " * 100 + "a red fox in winter " + "word " * 100
     parts = Marker("red fox winter").snippet(text, 60)
