@@ -217,6 +217,18 @@ def end_half_started(error: Exception) -> None:
             node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
+def own_node_ended() -> bool | None:
+    """Whether the node of a Ray that this process started has ended by itself; None where there is no such Ray, or no longer."""
+    import ray
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None or not ray.is_initialized():
+        return None
+    needed = [one.process for kind in ("raylet", "gcs_server") for one in node.all_processes.get(kind, ())]
+    return any(process.poll() is not None for process in needed)
+
+
 def only_on_loopback(address: str) -> bool:
     """Whether the Ray at `address` listens only at the loopback, as the embedded Ray of another process does.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from raydense.errors import InputError
 from raydense.runtime.limits import cpu_limit, memory_free, memory_total
+from raydense.runtime.own_ray import watch_own_ray
 from raydense.runtime.progress import duration, say
 from raydense.runtime.ray_internals import (
     adds_nodes,
@@ -128,7 +129,7 @@ def _start(**common: Any) -> None:
         try:
             with on_loopback(), only_what_works(), in_groups_of_their_own():
                 ray.init(address="local", num_cpus=max(_LOGICAL_CPUS, physical_cpus()), include_dashboard=False, **common)
-            return
+            return watch_own_ray()
         except Exception as error:  # Ray raises no class of its own
             if "timed out during startup" not in str(error):
                 raise

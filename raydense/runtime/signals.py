@@ -24,6 +24,11 @@ def handle(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType 
     return {number: signal.signal(number, take) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
 
+def handled(number: signal.Signals) -> bool:
+    """Whether a handler that `handle` set takes the signal."""
+    return getattr(signal.getsignal(number), "__module__", None) == __name__
+
+
 def restore(before: dict[signal.Signals, Any]) -> None:
     """Set the handlers that `handle` returned again, except of a SIGHUP that was taken."""
     for number, handler in before.items():

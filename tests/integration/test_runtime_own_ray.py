@@ -1,0 +1,73 @@
+"""A command whose own Ray loses its node ends, with one line; the same command continues."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+LINE = "Ray: its node on this machine has ended by itself"
+WAITS = """
+import sys
+import time
+import ray
+from raydense.cli import main
+from raydense.recipes.stage import Verb
+from raydense.runtime.session import ensure_ray
+
+def wait(verb, settings):
+    ensure_ray()
+    print("waits", flush=True)
+    while True:  # as a sweep does, without end
+        ray.wait([ray.remote(lambda: time.sleep(1000)).remote()], timeout=1)
+
+Verb.run = wait
+main(["sample", "--output", sys.argv[1]])
+"""
+CATCHES = """
+import time
+import ray
+from raydense.runtime.session import ensure_ray
+
+ensure_ray()
+print("waits", flush=True)
+try:
+    while True:
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    print("was interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["raylet", "gcs_server"])
+def test_a_command_ends_with_its_ray(tmp_path: Path, kind: str) -> None:
+    code, _, errors = ended(WAITS, kind, str(tmp_path / "out"))
+    assert code == 128 + signal.SIGTERM
+    assert errors.count(LINE) == 1
+    assert "Traceback" not in errors
+
+
+def test_another_program_is_interrupted(tmp_path: Path) -> None:
+    code, output, errors = ended(CATCHES, "raylet")
+    assert code == 0
+    assert output.endswith("was interrupted\n")
+    assert errors.count(LINE) == 1
+
+
+def ended(script: str, kind: str, *arguments: str) -> tuple[int, str, str]:
+    """The exit code, output and errors of a program of which a process of its Ray is killed once it waits."""
+    program = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "waits\n"
+        for child in psutil.Process(program.pid).children(recursive=True):
+            if child.name() == kind:
+                child.kill()
+        output, errors = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    return program.returncode, output, errors
