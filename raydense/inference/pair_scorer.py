@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
+from raydense.storage import check_unchanged, model_place
 
 Scorer = Callable[[list[str], list[str]], NDArray[np.float32]]
 
 
-def pair_scorer(model: str) -> Scorer:
+def pair_scorer(model: str, fingerprint: str | None = None) -> Scorer:
     """A function from questions and as many passages to logits float32 [n], by the re-ranker in folder `model`, on this process's GPU if it has one.
 
-    InputError if the folder holds no trained re-ranker.
+    InputError if the folder holds no trained re-ranker, or does not have `fingerprint`.
     """
     import torch
 
@@ -27,6 +28,8 @@ def pair_scorer(model: str) -> Scorer:
     gpus = 1.0 if torch.cuda.is_available() else 0.0
     device = Device(Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1), 0, cpu_bf16=True)
     placed = device.place(CrossEncoder.load(model))
+    if fingerprint is not None:
+        check_unchanged(model_place(model), fingerprint)
 
     def scores(questions: list[str], passages: list[str]) -> NDArray[np.float32]:
         if not questions:

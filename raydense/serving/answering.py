@@ -27,6 +27,7 @@ from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
 from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll, ranks_in
 from raydense.serving.settings import ServeSettings
+from raydense.storage import check_unchanged, input_fingerprints
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
 
@@ -49,17 +50,27 @@ class _Ranked:
 class Answering:
     """Holds the query encoder, and the indexes (`held`) or their pools; `rerank` scores the first hits of a query again, if it is given.
 
-    Safe to use from several threads. InputError if it cannot start.
+    Safe to use from several threads. InputError if it cannot start, as where an input has another fingerprint than in `fingerprints`.
 
     Until it is closed, it keeps the pools from ending, and starts its own ones again where they are gone. `with` closes it.
     """
 
-    def __init__(self, settings: ServeSettings, app: str, held: bool = False, rerank: Rerank | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        app: str,
+        held: bool = False,
+        rerank: Rerank | None = None,
+        fingerprints: dict[str, Any] | None = None,
+    ) -> None:
         self.settings, self.names, self._rerank = settings, settings.names, rerank
         self._corpus = PassageStore(settings.corpus) if settings.corpus else None
-        places = sources(settings, app, held)
+        fingerprints = fingerprints or input_fingerprints(settings)
+        places = sources(settings, app, held, fingerprints["index"])
         searched = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
         self._searching = SearchingAll(settings, searched, AT_ONCE)
+        if settings.fuse:
+            check_unchanged(settings.fuse, fingerprints["fuse"])
         # of a pool the index may change between two questions
         self._any_k = held and len(places) == 1 and kind_of(searched[0].index).hits_stand_alone
         self._closed = threading.Event()

@@ -37,6 +37,7 @@ from raydense.serving.search_r1 import Retrieval
 from raydense.serving.searching import AT_ONCE
 from raydense.serving.settings import ServeSettings
 from raydense.serving.token import expected, require
+from raydense.storage import input_fingerprints
 
 _BATCH = 64  # requests whose queries are encoded together
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
@@ -79,15 +80,17 @@ async def _unrouted(request: Request, error: HTTPException) -> Response:
 @serve.deployment(name="Search", max_ongoing_requests=_BATCH * AT_ONCE, max_queued_requests=_WAITING, max_surge_percent=100)
 @serve.ingress(api)
 class Search:
-    """One process of the app. `token` is what `token.expected` gave; `held`: the process holds the indexes; `reranker`: a handle of `reranking`."""
+    """One process of the app. `fingerprints` are those of the inputs at the app's start, `token` is what `token.expected` gave; `held`: the process
+    holds the indexes; `reranker`: a handle of `reranking`.
+    """
 
-    def __init__(self, settings: ServeSettings, token: str = "", held: bool = False, reranker: Any = None) -> None:
+    def __init__(self, settings: ServeSettings, fingerprints: dict[str, Any], token: str, held: bool, reranker: Any) -> None:
         keep_serve_port_inside()
         quiet_data()
         self._settings, self._token = settings, token
         self._local = not token and is_local(serve_http_config().host)
         rerank = by_handle(reranker, settings.reranker_replicas, settings.seconds / 2) if reranker is not None else None
-        self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank)
+        self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank, fingerprints)
         self._depth = settings.rerank_depth if reranker is not None else 0
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
         self._health_asking = ThreadPoolExecutor(1)  # a probe does not wait for passages that are read
@@ -266,17 +269,17 @@ def build(args: dict[str, Any]) -> serve.Application:
     return application(ServeSettings.read(args, "args."))
 
 
-def application(settings: ServeSettings, held: int | None = None) -> serve.Application:
+def application(settings: ServeSettings, held: int | None = None, fingerprints: dict[str, Any] | None = None) -> serve.Application:
     """The application, not yet started; its processes hold the indexes in so many bytes, 0 if pools answer, by default as `held_bytes` finds.
 
-    It asks for the token that RAYDENSE_TOKEN has here.
+    It asks for the token that RAYDENSE_TOKEN has here. `fingerprints` are those of its inputs, by default as they are now: a process that
+    starts later, in place of one that died, answers from the same inputs or not at all.
     """
     memory = held_bytes(settings) if held is None else held
     resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_replica, **({"memory": memory} if memory else {})}
     deployment: Any = Search
     options = deployment.options(num_replicas=settings.replicas, ray_actor_options=resources)
-    settings, reranker = settings.located(), None
-    if settings.reranker and settings.corpus:
-        reranker = reranking(settings.reranker, settings.corpus, settings.reranker_replicas, settings.gpus_per_reranker)
-    bound: serve.Application = options.bind(settings, expected(), bool(memory), reranker)
+    settings, fingerprints = settings.located(), fingerprints or input_fingerprints(settings)
+    reranker = reranking(settings, fingerprints) if settings.reranker else None
+    bound: serve.Application = options.bind(settings, fingerprints, expected(), bool(memory), reranker)
     return bound

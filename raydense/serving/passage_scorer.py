@@ -16,10 +16,13 @@ Rerank = Callable[[list[str], Rows], Scores]
 
 
 class PassageScorer:
-    """Scores passages of a corpus, by their rows, for questions. InputError if the folder holds no re-ranker, or the corpus was replaced."""
+    """Scores passages of a corpus, by their rows, for questions.
 
-    def __init__(self, model: str, corpus: PassageStore) -> None:
-        self._corpus, self._score = corpus, pair_scorer(model)
+    InputError if the folder holds no re-ranker, or not the one of `fingerprint`, or the corpus was replaced.
+    """
+
+    def __init__(self, model: str, corpus: PassageStore, fingerprint: str | None = None) -> None:
+        self._corpus, self._score = corpus, pair_scorer(model, fingerprint)
 
     def __call__(self, questions: list[str], rows: Rows) -> Scores:
         """The logits of `rows` int64 [n, m] for n questions, float32 [n, m]; NaN for a row of -1."""

@@ -19,6 +19,7 @@ from raydense.runtime.ray_internals import keep_serve_port_inside
 from raydense.runtime.session import quiet_data
 from raydense.serving.passage_scorer import PassageScorer, Rerank, Rows, Scores
 from raydense.serving.refusal import Unavailable
+from raydense.serving.settings import ServeSettings
 
 _PART = 128  # pairs of a part, which is scored as a whole
 _BATCH = 8  # parts that are scored together
@@ -27,12 +28,12 @@ _WAITING = 256  # parts that may wait for a replica
 
 @serve.deployment(name="Reranker", max_ongoing_requests=8 * _BATCH, max_queued_requests=_WAITING, max_surge_percent=100)
 class Reranker:
-    """One process that scores passages of the corpus that has this fingerprint."""
+    """One process that scores passages; InputError unless model and corpus, each a folder and its fingerprint, are the same still."""
 
-    def __init__(self, model: str, corpus: str, fingerprint: str) -> None:
+    def __init__(self, model: tuple[str, str], corpus: tuple[str, str]) -> None:
         keep_serve_port_inside()
         quiet_data()
-        self._scorer = PassageScorer(model, PassageStore(corpus, fingerprint))
+        self._scorer = PassageScorer(model[0], PassageStore(*corpus), model[1])
         self._scoring = ThreadPoolExecutor(1)
 
     @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=1)
@@ -41,11 +42,12 @@ class Reranker:
         return await asyncio.get_running_loop().run_in_executor(self._scoring, self._scorer.several, asked)
 
 
-def reranking(model: str, corpus: str, replicas: int, gpus: float) -> Any:
-    """The deployment with `replicas` processes of `gpus` each, not yet started: what an application gives to its ingress."""
+def reranking(settings: ServeSettings, fingerprints: dict[str, Any]) -> Any:
+    """The deployment, not yet started: what an application gives to its ingress. `fingerprints` are those of the inputs at the app's start."""
     deployment: Any = Reranker
-    options = deployment.options(num_replicas=replicas, ray_actor_options={"num_cpus": 1, "num_gpus": gpus})
-    return options.bind(model, corpus, PassageStore(corpus).fingerprint)
+    resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_reranker}
+    options = deployment.options(num_replicas=settings.reranker_replicas, ray_actor_options=resources)
+    return options.bind((settings.reranker, fingerprints["reranker"]), (settings.corpus, fingerprints["corpus"]))
 
 
 def by_handle(handle: Any, replicas: int, seconds: float) -> Rerank:

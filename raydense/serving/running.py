@@ -31,7 +31,7 @@ from raydense.serving.processes import any_unplaced, check_processes, start_faul
 from raydense.serving.searching import Source, connected, sources
 from raydense.serving.searching_all import check_corpus, fusion_of
 from raydense.serving.settings import ServeSettings
-from raydense.storage import Artifact
+from raydense.storage import Artifact, input_fingerprints
 
 _LOOK_S = 2.0
 _FAILED = ("UNHEALTHY", "DEPLOY_FAILED")  # of a deployment; others have messages, too, as of a start that takes long
@@ -50,7 +50,8 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
     if settings.corpus:
         Artifact.open(settings.corpus, "corpus")
     settings = settings.located()
-    places = sources(settings, name)
+    fingerprints = input_fingerprints(settings)
+    places = sources(settings, name, fingerprints=fingerprints["index"])
     if own := [index for source in places if (index := source.check_own())]:
         _check_together(settings, own)
     with nullcontext() if joins_cluster() else _having_port(host, port):
@@ -58,7 +59,7 @@ def running(settings: ServeSettings, name: str, route: str, host: str, port: int
         limit_logs("ray.serve")
         if (listens := serve_http_config()) is not None:
             _check_listens(listens, host, port)
-        with _deployed(settings, places, name, route, {"host": host, "port": port}):
+        with _deployed(settings, fingerprints, places, name, route, {"host": host, "port": port}):
             url = f"http://{host}:{port}{route.rstrip('/')}"
             if listens is not None:
                 _warn_without_front(url)
@@ -72,7 +73,9 @@ def until_gone(name: str) -> None:
 
 
 @contextmanager
-def _deployed(settings: ServeSettings, places: list[Source], name: str, route: str, http: dict[str, Any]) -> Iterator[None]:
+def _deployed(
+    settings: ServeSettings, fingerprints: dict[str, Any], places: list[Source], name: str, route: str, http: dict[str, Any]
+) -> Iterator[None]:
     """The app runs during the block, under a name that is this process's."""
     stays, begun = take_name(name), False
     try:
@@ -80,7 +83,7 @@ def _deployed(settings: ServeSettings, places: list[Source], name: str, route: s
         held = held_bytes(settings)
         if not held:
             _check_pools(settings, places)
-        app = application(settings, held)
+        app = application(settings, held, fingerprints)
         begun = True
         if stays:
             say(f"serve: takes over the app {name!r}, which was left here")

@@ -49,6 +49,7 @@ class Source:
     settings: RetrieverSettings
     name: str
     index: str = ""  # of the app's own pool
+    fingerprint: str | None = None  # that the index had when the app was started
     held: bool = False  # by each process of the app
     copies: int = 1  # actors of each shard of the app's own pool
     at_once: int = AT_ONCE  # searches that share the cores, of a process that holds it
@@ -65,20 +66,17 @@ class Source:
         """The index of the app's own pool; InputError unless model, search parameters and index fit."""
         if not self.index:
             return None
-        index = Artifact.open(self.index, "index")
-        self.check(index)
+        index = self._opened()
         kind_of(index).check_params(self._params(index))
         return index
 
     def connect(self) -> SearchPool | HeldIndex:
         """What answers; the app's own pool is started if it does not run. InputError if there is none, or model and index do not fit."""
         if self.held:
-            index = Artifact.open(self.index, "index")
-            self.check(index)
+            index = self._opened()
             return HeldIndex(index, max(1, physical_cpus() // self.at_once), self._params(index))
         if self.index and self.name not in pools():
-            index = Artifact.open(self.index, "index")
-            self.check(index)
+            index = self._opened()
             try:
                 SearchPool.start(index, self.copies, self.name, search_params=self._params(index), idle_timeout=_IDLE_S)
             except InputError:
@@ -92,6 +90,11 @@ class Source:
             with suppress(InputError):  # it is not there
                 close_pool(self.name)
 
+    def _opened(self) -> Artifact:
+        index = Artifact.open(self.index, "index", self.fingerprint)
+        self.check(index)
+        return index
+
     def _without_model(self, index: Artifact) -> bool:
         return asked_without_model(index, len(self.settings.names))
 
@@ -99,15 +102,20 @@ class Source:
         return "" if self._without_model(index) else self.settings.search_params
 
 
-def sources(settings: ServeSettings, app: str, held: bool = False) -> list[Source]:
-    """Where the app `app` searches. The name of a pool that it starts depends on the index, so that no caller gets answers of another one."""
+def sources(settings: ServeSettings, app: str, held: bool = False, fingerprints: list[str] | None = None) -> list[Source]:
+    """Where the app `app` searches; `fingerprints` are those of its indexes when it was started, by default as they are now.
+
+    The name of a pool that it starts depends on the index, so that no caller gets answers of another one.
+    """
     if settings.pool:
         return [Source(settings, name) for name in settings.pool]
     found = []
-    for folder in (named(item)[1] for item in settings.index):
-        made_of = json.dumps([Artifact.open(folder, "index").fingerprint, settings.search_params, settings.shard_replicas])
+    folders = [folder for _, folder in map(named, settings.index)]
+    fingerprints = fingerprints or [Artifact.open(folder, "index").fingerprint for folder in folders]
+    for folder, fingerprint in zip(folders, fingerprints, strict=True):
+        made_of = json.dumps([fingerprint, settings.search_params, settings.shard_replicas])
         name = f"serve-{app}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
-        found.append(Source(settings, name, folder, held, settings.shard_replicas))
+        found.append(Source(settings, name, folder, fingerprint, held, settings.shard_replicas))
     return found
 
 

@@ -112,21 +112,29 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     training method that is not raydense's.
     Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
     """
-    inputs: dict[str, Any] = {}
+    inputs = input_fingerprints(settings)
     names: list[str] = []
     commits: dict[str, str] = {}
     for key, kind in settings.inputs().items():
         value = settings.value_of(key)
         if isinstance(value, list):
-            pairs = named_folders(value)
-            inputs[key] = [_input_fingerprint(folder, kind) for _, folder in pairs]
-            names += [name for name, _ in pairs]
-        elif value is not None:
-            inputs[key] = _input_fingerprint(value, kind)
-            if kind == "model" and is_hub_name(value):
-                commits[key] = model_place(value).located
+            names += [name for name, _ in named_folders(value)]
+        elif value is not None and kind == "model" and is_hub_name(value):
+            commits[key] = model_place(value).located
     more = {"names": names, "commits": commits, "method_code": settings.method_code()}
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
+
+
+def input_fingerprints(settings: Any) -> dict[str, Any]:
+    """The fingerprint of each input that is given, by its key; of a list of folders the list of theirs. InputError as `provenance`."""
+    found: dict[str, Any] = {}
+    for key, kind in settings.inputs().items():
+        value = settings.value_of(key)
+        if isinstance(value, list):
+            found[key] = [_input_fingerprint(folder, kind) for _, folder in named_folders(value)]
+        elif value is not None:
+            found[key] = _input_fingerprint(value, kind)
+    return found
 
 
 def refuse_inside(settings: Any) -> None:
