@@ -30,6 +30,14 @@ class Layout:
     background: bool = False
 
     @classmethod
+    def alone(cls, gpu: bool | None) -> Layout:
+        """That of a process which is no actor: with a GPU or without, by default with one where torch sees it."""
+        import torch
+
+        has_gpu = torch.cuda.is_available() if gpu is None else gpu
+        return cls(fewest=1, first=1, most=1, gpus=float(has_gpu), cpus=1.0, per_node=1)
+
+    @classmethod
     def of(cls, spread: Spread, pending: int) -> Layout:
         """The layout for `pending` files on the running cluster; an actor on the CPU of a cluster uses as many cores as it claims.
 

@@ -14,19 +14,18 @@ from raydense.storage import check_unchanged, model_place
 Scorer = Callable[[list[str], list[str]], NDArray[np.float32]]
 
 
-def pair_scorer(model: str, fingerprint: str | None = None) -> Scorer:
-    """A function from questions and as many passages to logits float32 [n], by the re-ranker in folder `model`, on this process's GPU if it has one.
+def pair_scorer(model: str, fingerprint: str | None = None, gpu: bool | None = None) -> Scorer:
+    """A function from questions and as many passages to logits float32 [n], by the re-ranker in folder `model`.
+
+    It computes on a GPU (`gpu`), by default where torch sees one.
 
     InputError if the folder holds no trained re-ranker, or does not have `fingerprint`.
     """
-    import torch
-
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.model_kind import require_model
 
     require_model(model, scores=True)
-    gpus = 1.0 if torch.cuda.is_available() else 0.0
-    device = Device(Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1), 0, cpu_bf16=True)
+    device = Device(Layout.alone(gpu), 0, cpu_bf16=True)
     placed = device.place(CrossEncoder.load(model))
     if fingerprint is not None:
         check_unchanged(model_place(model), fingerprint)

@@ -29,15 +29,12 @@ Texts = Callable[[pa.Table], list[str]]
 Vectors = NDArray[np.float32]
 
 
-def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None) -> QueryEncoder:
-    """What makes vectors of texts by the retriever in folder `model`, on this process's GPU if it has one.
+def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None, gpu: bool | None = None) -> QueryEncoder:
+    """What makes vectors of texts by the retriever in folder `model`, on a GPU (`gpu`), by default where torch sees one.
 
     `dimension` as in `EncodeSettings`. InputError if the folder holds no retriever, or does not have `fingerprint`.
     """
-    import torch
-
-    gpus = 1.0 if torch.cuda.is_available() else 0.0
-    return QueryEncoder(_Encoder(model, fingerprint, dimension, Layout(fewest=1, first=1, most=1, gpus=gpus, cpus=1.0, per_node=1)))
+    return QueryEncoder(_Encoder(model, fingerprint, dimension, Layout.alone(gpu)))
 
 
 class QueryEncoder:

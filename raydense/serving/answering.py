@@ -68,7 +68,7 @@ class Answering:
         fingerprints = fingerprints or input_fingerprints(settings)
         places = sources(settings, app, held, fingerprints["index"])
         searched = [Searching(source, pool) for source, pool in zip(places, connected(places), strict=True)]
-        self._searching = SearchingAll(settings, searched, AT_ONCE)
+        self._searching = SearchingAll(settings, searched, AT_ONCE, gpu=settings.gpus_per_replica > 0)
         if settings.fuse:
             check_unchanged(settings.fuse, fingerprints["fuse"])
         # of a pool the index may change between two questions

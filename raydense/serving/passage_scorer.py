@@ -21,8 +21,8 @@ class PassageScorer:
     InputError if the folder holds no re-ranker, or not the one of `fingerprint`, or the corpus was replaced.
     """
 
-    def __init__(self, model: str, corpus: PassageStore, fingerprint: str | None = None) -> None:
-        self._corpus, self._score = corpus, pair_scorer(model, fingerprint)
+    def __init__(self, model: str, corpus: PassageStore, fingerprint: str | None = None, gpu: bool | None = None) -> None:
+        self._corpus, self._score = corpus, pair_scorer(model, fingerprint, gpu)
 
     def __call__(self, questions: list[str], rows: Rows) -> Scores:
         """The logits of `rows` int64 [n, m] for n questions, float32 [n, m]; NaN for a row of -1."""

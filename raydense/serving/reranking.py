@@ -30,10 +30,10 @@ _WAITING = 256  # parts that may wait for a replica
 class Reranker:
     """One process that scores passages; InputError unless model and corpus, each a folder and its fingerprint, are the same still."""
 
-    def __init__(self, model: tuple[str, str], corpus: tuple[str, str]) -> None:
+    def __init__(self, model: tuple[str, str], corpus: tuple[str, str], gpu: bool) -> None:
         keep_serve_port_inside()
         quiet_data()
-        self._scorer = PassageScorer(model[0], PassageStore(*corpus), model[1])
+        self._scorer = PassageScorer(model[0], PassageStore(*corpus), model[1], gpu)
         self._scoring = ThreadPoolExecutor(1)
 
     @serve.batch(max_batch_size=_BATCH, batch_wait_timeout_s=0.0, max_concurrent_batches=1)
@@ -47,7 +47,8 @@ def reranking(settings: ServeSettings, fingerprints: dict[str, Any]) -> Any:
     deployment: Any = Reranker
     resources = {"num_cpus": 1, "num_gpus": settings.gpus_per_reranker}
     options = deployment.options(num_replicas=settings.reranker_replicas, ray_actor_options=resources)
-    return options.bind((settings.reranker, fingerprints["reranker"]), (settings.corpus, fingerprints["corpus"]))
+    model, corpus = (settings.reranker, fingerprints["reranker"]), (settings.corpus, fingerprints["corpus"])
+    return options.bind(model, corpus, settings.gpus_per_reranker > 0)
 
 
 def by_handle(handle: Any, replicas: int, seconds: float) -> Rerank:

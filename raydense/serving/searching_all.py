@@ -49,15 +49,16 @@ def check_corpus(corpus: str | None, index: Artifact) -> None:
 class SearchingAll:
     """Asks one index, or several; safe to use from several threads, of which `at_once` search at the same time.
 
-    InputError unless the indexes are of one corpus, that of the settings if they have one, and fit the fused run.
+    `gpu`: whether queries are encoded on a GPU, by default where torch sees one. InputError unless the indexes are of one corpus, that of the
+    settings if they have one, and fit the fused run.
     """
 
-    def __init__(self, settings: RetrieverSettings, searched: list[Searching], at_once: int) -> None:
+    def __init__(self, settings: RetrieverSettings, searched: list[Searching], at_once: int, gpu: bool | None = None) -> None:
         self._fusion = fusion_of(settings, [one.index for one in searched])
         check_corpus(settings.corpus, searched[0].index)
         # several indexes of the model's vectors are asked by one encoding
         wanted = {one.dimension: one.index.summary["model"] for one in searched if one.dimension}
-        encoders = {dimension: query_encoder(settings.model or "", model, dimension) for dimension, model in wanted.items()}
+        encoders = {dimension: query_encoder(settings.model or "", model, dimension, gpu) for dimension, model in wanted.items()}
         self._parts: tuple[list[Searching], dict[int, QueryEncoder]] = searched, encoders
         self._asking = ThreadPoolExecutor(at_once * len(searched))
 

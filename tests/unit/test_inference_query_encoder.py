@@ -33,6 +33,12 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.parametrize(("sees", "gpu", "gpus"), [(True, None, 1), (True, False, 0), (False, None, 0), (False, True, 1)])
+def test_a_process_uses_the_gpu_that_it_is_to_use(sees: bool, gpu: bool | None, gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
+    assert Layout.alone(gpu).gpus == gpus
+
+
 def test_what_a_stage_writes_does_not_depend_on_the_cores(tmp_path: Path, budgets: list[int]) -> None:
     make_tiny_encoder(TEXTS, tmp_path / "model", seed=1)
     model = str(tmp_path / "model")

@@ -10,6 +10,7 @@ import pytest
 from raydense.errors import InputError
 from raydense.serving.holding import held_bytes
 from raydense.serving.processes import check_processes, start_fault
+from raydense.serving.reranking import Reranker, reranking
 from raydense.serving.settings import ServeSettings
 from raydense.storage import Draft
 
@@ -106,3 +107,15 @@ def test_what_kept_a_process_from_its_start_is_a_line() -> None:
     report = "The deployment failed to start 3 times in a row. Error:\nTraceback (most recent call last):\n  File ...\n"
     assert start_fault(f"{report}raydense.errors.InputError: ix: no such folder; give one\n") == "ix: no such folder; give one"
     assert start_fault(f"{report}ValueError: of ours\n\n") == "ValueError: of ours"
+
+
+@pytest.mark.parametrize(("gpus", "uses"), [(0, False), (0.5, True)])
+def test_a_process_computes_on_a_gpu_where_it_claims_one(gpus: float, uses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray shows a process that claims none all GPUs of its node."""
+    given: list[bool] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("raydense.serving.reranking.PassageStore", lambda *asked: None)
+    monkeypatch.setattr("raydense.serving.reranking.PassageScorer", lambda model, corpus, fingerprint, gpu: given.append(gpu))
+    settings = ServeSettings(index=["i"], gpus_per_reranker=gpus, **RERANKED)
+    Reranker.func_or_class(*reranking(settings, {"reranker": "1", "corpus": "2"})._bound_deployment.init_args)
+    assert given == [uses]
