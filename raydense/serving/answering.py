@@ -6,6 +6,7 @@ Independent of HTTP.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from raydense.errors import InputError
 from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Hits
-from raydense.serving.passage_scorer import Rerank
 from raydense.serving.question import Question
 from raydense.serving.refusal import Unavailable
+from raydense.serving.reranking import Rerank
 from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
 from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll, ranks_in
 from raydense.serving.settings import ServeSettings
@@ -34,7 +35,7 @@ _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
 
 @dataclass(frozen=True)
 class _Ranked:
-    """What was found for some of the queries; `logits` are a re-ranker's, of the first hits."""
+    """What was found for some of the queries; `logits` are a re-ranker's, of the first hits, NaN where it had no time."""
 
     found: Found
     hits: Hits
@@ -45,6 +46,11 @@ class _Ranked:
         """Those of some of the queries."""
         hits, *parts = ((scores[which], rows[which]) for scores, rows in (self.hits, *self.parts))
         return _Ranked(self.found, hits, tuple(parts), None if self.logits is None else self.logits[which])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that a re-ranker was to score is scored."""
+        return self.logits is None or not (np.isnan(self.logits) & (self.hits[1][:, : self.logits.shape[1]] >= 0)).any()
 
 
 class Answering:
@@ -94,9 +100,11 @@ class Answering:
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
         """A reply to each question, in order: all are encoded together, and searched in parts of at most `most_hits` hits (or one question).
 
-        Unavailable in place of the reply to a question for texts that are not available; raised if there is no pool, or it has another model.
+        Unavailable in place of the reply to a question whose part is not answered, as where there is no pool, or it has another model; for
+        texts that are not available; or whose passages the re-ranker does not all score in half of the seconds that a request may take.
         """
-        order = sorted(range(len(questions)), key=lambda i: questions[i].k)
+        end = time.monotonic() + self.settings.seconds / 2
+        order = sorted(range(len(questions)), key=lambda i: self._deep(questions[i].k))
         texts = [text for i in order for text in questions[i].asked]
         queries, truncated = self._searching.prepare(texts), self._searching.truncated(texts)
         starts = np.cumsum([0, *(len(questions[i].asked) for i in order)]).tolist()
@@ -104,15 +112,19 @@ class Answering:
         replies: dict[int, Reply | Unavailable] = {}
         for alike in self._parts(questions, order):
             first, last = spans[alike[0]][0], spans[alike[-1]][1]
-            found = self._searching.ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
-            ranked = self._reranked(texts[first:last], found)
+            try:
+                found = self._searching.ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
+                ranked = self._reranked(texts[first:last], found, end)
+            except Unavailable as error:
+                replies |= dict.fromkeys(alike, error)
+                continue
             for i in alike:
                 start, stop = spans[i]
                 replies[i] = self._reply(questions[i], ranked.of(slice(start - first, stop - first)), truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def _parts(self, questions: list[Question], order: list[int]) -> Iterator[list[int]]:
-        """The numbers `order` of the questions, by k rising, in parts: those of a part are searched equally deep, unless none's hits depend on it."""
+        """The numbers `order` of the questions, by depth rising, in parts: those of a part are searched equally deep, unless none's hits depend on it."""
         part: list[int] = []
         queries = 0
         for i in order:
@@ -144,13 +156,13 @@ class Answering:
         """How many hits are searched for where a caller wants k."""
         return max(k, self.settings.rerank_depth) if self._rerank else k
 
-    def _reranked(self, texts: list[str], found: Found) -> _Ranked:
-        """With the scores of the re-ranker, if there is one; Unavailable if the corpus that it reads is another."""
+    def _reranked(self, texts: list[str], found: Found, end: float) -> _Ranked:
+        """With the scores that the re-ranker, if there is one, gives until `end`; Unavailable if the corpus that it reads is another."""
         logits = None
         if self._rerank is not None:
             if why := self._without_texts(found.known):
                 raise Unavailable(why)
-            logits = self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth])
+            logits = self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth], end)
         return _Ranked(found, found.hits, tuple(answer.hits for answer in found.answers), logits)
 
     def _without_texts(self, known: Known) -> str:
@@ -172,6 +184,8 @@ class Answering:
         known, answers = ranked.found.known, ranked.found.answers
         if question.texts and (why := self._without_texts(known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
+        if not ranked.whole:
+            return Unavailable("the re-ranker has no time for all queries; send fewer at once, or ask again later")
         hits, reranked = self._best(question.k, ranked)
         several = len(answers) > 1
         parts = ranked.parts if several else ()

@@ -89,7 +89,7 @@ class Search:
         quiet_data()
         self._settings, self._token = settings, token
         self._local = not token and is_local(serve_http_config().host)
-        rerank = by_handle(reranker, settings.reranker_replicas, settings.seconds / 2) if reranker is not None else None
+        rerank = by_handle(reranker, settings.reranker_replicas) if reranker is not None else None
         self._answering = Answering(settings, serve.get_replica_context().app_name, held, rerank, fingerprints)
         self._depth = settings.rerank_depth if reranker is not None else 0
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +10,6 @@ from raydense.inference.pair_scorer import pair_scorer
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
-Rerank = Callable[[list[str], Rows], Scores]
 
 
 class PassageScorer:

@@ -1,12 +1,13 @@
 """The re-ranker of an app: a deployment of Ray Serve of its own, which the app's processes call by a handle.
 
-Its replicas have GPUs of their own, and score what several callers ask in one batch. Where it does not answer, the caller gets 503, and what
+Its replicas have GPUs of their own, and score what several callers ask in one batch. Those whose pairs are not all scored in time get 503, and what
 is not begun of the work is dropped: the pairs of a call are sent in parts.
 """
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -17,13 +18,15 @@ from ray import serve
 from raydense.data.store import PassageStore
 from raydense.runtime.ray_internals import keep_serve_port_inside
 from raydense.runtime.session import quiet_data
-from raydense.serving.passage_scorer import PassageScorer, Rerank, Rows, Scores
+from raydense.serving.passage_scorer import PassageScorer, Rows, Scores
 from raydense.serving.refusal import Unavailable
 from raydense.serving.settings import ServeSettings
 
 _PART = 128  # pairs of a part, which is scored as a whole
 _BATCH = 8  # parts that are scored together
 _WAITING = 256  # parts that may wait for a replica
+# the logits float32 [n, m] of n questions and their passages' rows int64 [n, m]; NaN for what is not scored by a time of time.monotonic(): the last ones
+Rerank = Callable[[list[str], Rows, float], Scores]
 
 
 @serve.deployment(name="Reranker", max_ongoing_requests=8 * _BATCH, max_queued_requests=_WAITING, max_surge_percent=100)
@@ -51,35 +54,34 @@ def reranking(settings: ServeSettings, fingerprints: dict[str, Any]) -> Any:
     return options.bind(model, corpus, settings.gpus_per_reranker > 0)
 
 
-def by_handle(handle: Any, replicas: int, seconds: float) -> Rerank:
-    """What asks a deployment of `replicas`, by its handle, from a thread; Unavailable where there is no answer within so many seconds."""
+def by_handle(handle: Any, replicas: int) -> Rerank:
+    """What asks a deployment of `replicas`, by its handle, from a thread; Unavailable where there is no answer at all."""
     most_open = min(2 * _BATCH * replicas, _WAITING // 2)
 
-    def rerank(questions: list[str], rows: Rows) -> Scores:
-        end = time.monotonic() + seconds
+    def rerank(questions: list[str], rows: Rows, end: float) -> Scores:
         wide = max(1, min(rows.shape[1], _PART))  # passages of a question in a part
-        high, across = _PART // wide, range(0, max(1, rows.shape[1]), wide)
-        open_: deque[Any] = deque()
-        found: list[Scores] = []
+        high = _PART // wide
+        scores = np.full(rows.shape, np.nan, np.float32)
+        open_: deque[tuple[tuple[slice, slice], Any]] = deque()
+
+        def take_first() -> None:
+            where, part = open_[0]
+            scores[where] = part.result(timeout_s=max(0.0, end - time.monotonic()))
+            open_.popleft()
+
         try:
-            for at, left in product(range(0, len(rows), high), across):
+            for at, left in product(range(0, len(rows), high), range(0, rows.shape[1], wide)):
                 if len(open_) == most_open:
-                    found.append(_scores(open_, end))
-                open_.append(handle.scores.remote((questions[at : at + high], rows[at : at + high, left : left + wide])))
+                    take_first()
+                where = slice(at, at + high), slice(left, left + wide)
+                open_.append((where, handle.scores.remote((questions[where[0]], rows[where]))))
             while open_:
-                found.append(_scores(open_, end))
+                take_first()
         except Exception as error:
-            for part in open_:  # the callers ask again: what they no longer wait for is not scored, too
+            for _, part in open_:  # the callers ask again: what they no longer wait for is not scored, too
                 part.cancel()
-            raise Unavailable(f"the re-ranker does not answer ({type(error).__name__})") from error
-        lines = [np.concatenate(found[at : at + len(across)], axis=1) for at in range(0, len(found), len(across))]
-        return np.concatenate(lines)
+            if np.isnan(scores).all():
+                raise Unavailable(f"the re-ranker does not answer ({type(error).__name__})") from error
+        return scores
 
     return rerank
-
-
-def _scores(open_: deque[Any], end: float) -> Scores:
-    """Those of the first of the open parts, which is no longer open then; TimeoutError after `end`."""
-    scores: Scores = open_[0].result(timeout_s=max(0.0, end - time.monotonic()))
-    open_.popleft()
-    return scores

@@ -18,7 +18,7 @@ from raydense.retrieval.versions import check_k
 from raydense.runtime.limits import memory_total
 from raydense.runtime.progress import size
 from raydense.serving.hits import Hit, HitList
-from raydense.serving.passage_scorer import PassageScorer, Rerank
+from raydense.serving.passage_scorer import PassageScorer
 from raydense.serving.refusal import Unavailable
 from raydense.serving.searching import Known, Searching, Source
 from raydense.serving.searching_all import SearchingAll, fusion_of, ranks_in
@@ -103,7 +103,7 @@ class Retriever:
         found = [hits for part in parts for hits in self._answered(part, k, corpus, score)]
         return found[0] if isinstance(questions, str) else found
 
-    def _answered(self, asked: list[str], k: int, corpus: PassageStore | None, score: Rerank | None) -> Iterator[HitList]:
+    def _answered(self, asked: list[str], k: int, corpus: PassageStore | None, score: PassageScorer | None) -> Iterator[HitList]:
         found = self._found(asked, max(k, self.settings.rerank_depth) if score else k, corpus)
         if score:
             found = self._reranked(asked, found, score)
@@ -121,7 +121,7 @@ class Retriever:
         places = np.stack([ranks_in(rows, answer.hits[1]) for answer in found.answers])
         return _Found(found.known, scores, rows, places, np.zeros(rows.shape, np.bool_))
 
-    def _reranked(self, asked: list[str], found: _Found, score: Rerank) -> _Found:
+    def _reranked(self, asked: list[str], found: _Found, score: PassageScorer) -> _Found:
         """The first passages in the order of the re-ranker, which scores those of all questions together; the others below them."""
         depth = self.settings.rerank_depth
         took, scores = reordered_lists(found.rows, score(asked, found.rows[:, :depth]))

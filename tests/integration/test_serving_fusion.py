@@ -143,7 +143,7 @@ def test_small_ks_are_searched_and_re_ranked_together(world: World, monkeypatch:
         deep.append(k)
         return ask(self, queries, k)
 
-    def rerank(questions: list[str], rows: np.ndarray) -> np.ndarray:
+    def rerank(questions: list[str], rows: np.ndarray, end: float) -> np.ndarray:
         return (rows * 7 % 31 + np.array([[len(question)] for question in questions])).astype(np.float32)
 
     questions = [Question(queries=ASKED[at : at + 2], k=k) for at, k in zip(range(0, 12, 2), (3, 12, 10, 5, 1, 12), strict=True)]
@@ -153,6 +153,36 @@ def test_small_ks_are_searched_and_re_ranked_together(world: World, monkeypatch:
         monkeypatch.setattr(SearchingAll, "ask", noted)
         assert answering.answer(questions) == alone
     assert deep == [10, 12]
+
+
+def test_questions_that_are_re_ranked_in_time_are_answered(world: World) -> None:
+    """Whatever becomes of those that come with them: one waits behind, or its part fails."""
+    most, ends = [99], []
+
+    def rerank(questions: list[str], rows: np.ndarray, end: float) -> np.ndarray:
+        ends.append(end)
+        if not most[0]:
+            raise Unavailable("the re-ranker does not answer")
+        scores = (rows * 7 % 31).astype(np.float32)
+        scores[most[0] :, -1:] = np.nan
+        return scores
+
+    questions = [Question(queries=ASKED[at : at + 2], k=k) for at, k in zip(range(0, 8, 2), (5, 10, 3, 5), strict=True)]
+    reranked = {"corpus": str(world.root / "corpus"), "reranker": str(world.root / "model"), "rerank_depth": 10}
+    with Answering(ServeSettings(**world.served, **reranked, seconds=600), "late", True, rerank) as answering:
+        wanted = answering.answer(questions)
+        most[0] = 5
+        first, second, *late = answering.answer(questions)
+        deeper = Question(queries=ASKED[:2], k=12)
+        most[0], ends[:] = 2, []
+        both = answering.answer([deeper, *questions[:2]])
+        most[0] = 0
+        none = answering.answer(questions[:2])
+    assert [first, second] == wanted[:2]
+    assert [str(one) for one in late] == ["the re-ranker has no time for all queries; send fewer at once, or ask again later"] * 2
+    assert [isinstance(one, Unavailable) for one in both] == [False, False, True]
+    assert ends[0] == ends[1], "the parts of what is asked together share their time"
+    assert [str(one) for one in none] == ["the re-ranker does not answer"] * 2
 
 
 @pytest.mark.parametrize(("scale", "weights"), [(True, [0.6, 0.4]), (False, [1.0, 9.0])])

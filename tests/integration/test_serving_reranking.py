@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ def test_a_scorer_gives_each_pair_its_score_in_any_batch(world: World) -> None:
 
 def test_pairs_of_several_parts_get_their_scores(world: World) -> None:
     questions, rows = TEXTS * 4, np.arange(4 * len(TEXTS) * 3).reshape(-1, 3) % len(TEXTS)
-    scores = by_handle(serve.get_deployment_handle("Reranker", "reranked"), 1, 120)(questions, rows)
+    scores = by_handle(serve.get_deployment_handle("Reranker", "reranked"), 1)(questions, rows, time.monotonic() + 120)
     wanted = PassageScorer(str(world.root / "reranker"), PassageStore(world.root / "corpus"))(questions, rows)
     np.testing.assert_allclose(scores, wanted, atol=score_error())
 

@@ -61,23 +61,32 @@ def test_pairs_are_sent_in_parts_that_are_scored_as_one(queries: int, depth: int
     handle = Handle()
     rows = np.arange(queries * depth).reshape(queries, depth)
     texts = ["a" * (1 + at % 5) for at in range(queries)]
-    scores = by_handle(handle, 1, 9)(texts, rows)
+    scores = by_handle(handle, 1)(texts, rows, time.monotonic() + 9)
     assert scores.tolist() == (rows + np.array([[len(text)] for text in texts])).tolist()
-    assert max(part.asked[1].size for part in handle.sent) <= _PART
+    assert max((part.asked[1].size for part in handle.sent), default=0) <= _PART
     assert handle.most_open <= 2 * _BATCH
 
 
-@pytest.mark.parametrize("handle", [Handle(works=2), Handle(takes=2)])
-def test_what_nobody_waits_for_is_cancelled(handle: Handle) -> None:
+@pytest.mark.parametrize("handle", [Handle(works=0), Handle(takes=2)])
+def test_where_nothing_is_scored_nothing_is_waited_for(handle: Handle) -> None:
     with pytest.raises(Unavailable, match="the re-ranker does not answer"):
-        by_handle(handle, 1, 9)(["a"] * 100, np.zeros((100, 50), np.int64))
-    assert len(handle.sent) == min(2 * _BATCH + 2, handle.takes)
+        by_handle(handle, 1)(["a"] * 100, np.zeros((100, 50), np.int64), time.monotonic() + 9)
+    assert len(handle.sent) == min(2 * _BATCH, handle.takes)
+    assert all(part.cancelled for part in handle.sent)
+
+
+def test_what_is_scored_in_time_is_that_of_the_first_questions() -> None:
+    """The rest has no scores, and is cancelled."""
+    handle = Handle(works=20)
+    scores = by_handle(handle, 1)(["a"] * 100, np.zeros((100, 50), np.int64), time.monotonic() + 9)
+    assert np.isnan(scores).all(axis=1).tolist() == [False] * 40 + [True] * 60
+    assert not np.isnan(scores[:40]).any()
     assert all(part.cancelled or part.answered for part in handle.sent)
 
 
 def test_the_time_is_that_of_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 0.0, 4.0, 8.0, 12.0, 16.0])
+    now = iter([0.0, 4.0, 8.0, 12.0, 16.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     handle = Handle()
-    by_handle(handle, 1, 9)(["a"] * 10, np.zeros((10, 50), np.int64))
+    by_handle(handle, 1)(["a"] * 10, np.zeros((10, 50), np.int64), 9.0)
     assert [part.waited_s for part in handle.sent] == [9.0, 5.0, 1.0, 0.0, 0.0]
