@@ -30,6 +30,7 @@ from raydense.serving.merged import MOST, ROUTE, Asked, pack_replies, unpack_req
 from raydense.serving.merging import LIMITS, Limits
 from raydense.serving.page import search_page
 from raydense.serving.question import Question
+from raydense.serving.readiness import Readiness
 from raydense.serving.refusal import Refused, Reply, Unavailable, not_too_large, refusal
 from raydense.serving.request_metrics import TEXT, RequestMetrics
 from raydense.serving.reranking import by_handle, reranking
@@ -42,7 +43,6 @@ from raydense.storage import input_fingerprints
 _BATCH = 64  # requests whose queries are encoded together
 _WAITING = 256  # requests that may wait for a process, of each proxy: more get status 503
 _HEALTH_S = 5.0
-_READY_S = 2.0  # for which a query that was answered shows that the next will be
 _HTML = "text/html; charset=utf-8"
 _NO_CORPUS = InputError("this server has no corpus", "texts", "leave it out, or start the server with --corpus")
 _log = logging.getLogger("ray.serve")
@@ -94,7 +94,7 @@ class Search:
         self._depth = settings.rerank_depth if reranker is not None else 0
         self._asking, self._looking = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(1)
         self._health_asking = ThreadPoolExecutor(1)  # a probe does not wait for passages that are read
-        self._metrics, self._last_ready = RequestMetrics(), -_READY_S
+        self._metrics, self._readiness = RequestMetrics(), Readiness(self._found_ready)
 
     @api.post("/search", openapi_extra=body_of(Question), responses=responses("/search", *_REFUSED))
     async def search(self, request: Request) -> Response:
@@ -242,13 +242,13 @@ class Search:
 
     async def _ready(self) -> Reply:
         health = await self._health()
-        if health.status == 200 and time.monotonic() - self._last_ready > _READY_S:
-            try:
-                await asyncio.wait_for(self._found(Question(query="ready", k=1)), _HEALTH_S)
-            except TimeoutError:
-                raise Unavailable(f"no query is answered within {_HEALTH_S:g} s") from None
-            self._last_ready = time.monotonic()
+        if health.status == 200:
+            await self._readiness.check()
         return health
+
+    async def _found_ready(self) -> None:
+        async with asyncio.timeout(self._settings.seconds):
+            await self._found(Question(query="ready", k=1))
 
     async def _counted(self) -> Reply:
         return Reply(200, self._metrics.text(), kind=TEXT)

@@ -20,11 +20,11 @@ from starlette.middleware import Middleware
 
 from raydense.runtime.ray_internals import served_path
 from raydense.serving.body import Receive, Scope, Send, authorization_of, headers_of, read_body, while_there
-from raydense.serving.host import require_local
+from raydense.serving.host import is_local, require_local
 from raydense.serving.merged import ROUTE, Asked, pack_requests, unpack_replies
-from raydense.serving.merging import LIMITS, Limits, Merging
+from raydense.serving.merging import LIMITS, UNKNOWN, Limits, Merging
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
-from raydense.serving.request_metrics import TEXT, RequestMetrics, route_of
+from raydense.serving.request_metrics import TEXT, route_of
 from raydense.serving.room import Room
 from raydense.serving.sending import PART, send_reply
 from raydense.serving.token import require
@@ -32,6 +32,7 @@ from raydense.serving.token import require
 MIDDLEWARES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raydense.serving.front:middlewares"}
 _MERGED = {"/search", "/retrieve"}
 _WAITING = 512  # requests that may be in a proxy
+_OPEN_WAITING = 64  # and of those to `_OPEN`
 _BYTES = 64 * 2**20  # of bodies in a proxy
 _REPLIES = 256 * 2**20  # bytes of replies that callers have not read yet
 _BODY_S = 10.0  # in which a body comes
@@ -48,7 +49,7 @@ class Front:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._serve = app
         self._apps: dict[str, Merging] = {}
-        self._metrics = RequestMetrics()
+        self._probes = Room(_OPEN_WAITING, "requests without a token wait")
         self._requests, self._bodies = Room(_WAITING, "requests wait"), Room(_BYTES, "bytes of requests wait")
         self._replies = Room(_REPLIES, "bytes of replies wait to be read")
 
@@ -66,7 +67,7 @@ class Front:
             except Unavailable as error:
                 reply = refusal(error) or reply
             seconds = time.perf_counter() - begun
-            self._metrics.answered(path, reply.status, seconds)
+            self._apps[prefix].metrics.answered(path, reply.status, seconds)
             _log.info(f"{scope['method']} {route_of(path)} {reply.status} {1_000 * seconds:.1f}ms", extra={"log_to_stderr": False})
             await send_reply(send, reply, self._apps[prefix].limits.seconds)
 
@@ -75,10 +76,10 @@ class Front:
         if merging is None:
             merging = self._apps[prefix] = Merging(lambda asked: self._send_merged(prefix, asked))
         try:
-            with self._metrics.waiting.track_inprogress(), self._bodies.held() as came:
+            with merging.metrics.waiting.track_inprogress(), self._bodies.held() as came:
                 await self._admit(scope, prefix, path)
                 body = await _body(scope, receive, came) if _is_merged(scope, path) else b""
-                with self._requests.held(path not in _OPEN):
+                with (self._probes if path in _OPEN else self._requests).held(1):
                     return await while_there(receive, self._answer(scope, body, merging, path))
         except Exception as error:
             merging.known &= not isinstance(error, TimeoutError)  # the app may have other limits by now
@@ -95,6 +96,8 @@ class Front:
         merging = self._apps[prefix]
         if not merging.known:
             await self._learn(prefix, merging)
+        if merging.limits is UNKNOWN and not is_local(_host(scope) or "localhost"):
+            raise Unavailable("the app does not say yet whom it answers; ask again later")
         try:
             _require(scope, merging.limits)
         except Refused:
@@ -106,7 +109,7 @@ class Front:
     async def _learn(self, prefix: str, merging: Merging) -> None:
         """Ask an app for its limits, by a merged request of none: a request that takes long is not to end before they are known.
 
-        Those that come meanwhile wait for the same answer, and go on without one after `_LEARN_S`.
+        Those that come meanwhile wait for the same answer, and go on without one after `_LEARN_S`, if they name this machine as `Host`.
         """
 
         async def ask() -> None:
@@ -130,12 +133,12 @@ class Front:
             return await merging.ask(Asked(path, authorization_of(scope), body))
         reply = await self._asked(scope, body)
         if path == "/metrics" and reply.status == 200:
-            return Reply(200, self._metrics.text(), kind=TEXT)
+            return Reply(200, merging.metrics.text(), kind=TEXT)
         return reply
 
     async def _send_merged(self, prefix: str, asked: list[Asked]) -> list[Reply]:
         if asked:
-            self._metrics.batch(len(asked))
+            self._apps[prefix].metrics.batch(len(asked))
         body = pack_requests(asked)
         path = f"{prefix.rstrip('/')}{ROUTE}"
         headers = [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())]
@@ -190,7 +193,11 @@ class Front:
 def _require(scope: Scope, limits: Limits) -> None:
     require(limits.token, authorization_of(scope))
     if limits.local:
-        require_local(headers_of(scope).get(b"host", b"").decode("latin-1"))
+        require_local(_host(scope))
+
+
+def _host(scope: Scope) -> str:
+    return headers_of(scope).get(b"host", b"").decode("latin-1")
 
 
 def _is_merged(scope: Scope, path: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from raydense.serving.merged import MOST, Asked
 from raydense.serving.refusal import Reply
+from raydense.serving.request_metrics import RequestMetrics
 
 LIMITS = "raydense-limits"  # the header by which an app says its limits
 LARGE = 2 * 2**10  # bytes of a body, with some thirty queries: a larger one goes alone
@@ -38,6 +39,9 @@ class Limits:
         return cls(**{name: value for name, value in json.loads(header).items() if name in cls.__dataclass_fields__})
 
 
+UNKNOWN = Limits()  # those of an app that has not said any yet
+
+
 @dataclass(eq=False)
 class _Waiting:
     """A request that waits for its reply."""
@@ -60,7 +64,7 @@ class Merging:
         self._large: deque[_Waiting] = deque()
         self._sending: dict[asyncio.Task[None], bool] = {}  # whether it is a large one
         self._large_last = False
-        self.limits, self.known = Limits(), False
+        self.limits, self.known, self.metrics = UNKNOWN, False, RequestMetrics()
         self.learning: asyncio.Task[None] | None = None
         self.learned = 0.0  # when, by time.monotonic()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import string
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -259,8 +260,9 @@ class _App:
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
-        asked = unpack_requests(body) if scope["path"] == ROUTE else []
-        self.bodies += [one.body for one in asked] if scope["path"] == ROUTE else [body]
+        merged = scope["path"].endswith(ROUTE)
+        asked = unpack_requests(body) if merged else []
+        self.bodies += [one.body for one in asked] if merged else [body]
         if asked:
             await self.go.wait()
         headers = [(LIMITS.encode(), json.dumps(self.limits).encode()), (b"content-type", b"application/octet-stream")]
@@ -276,6 +278,27 @@ class _App:
     def held(self) -> tuple[int, int]:
         """The requests and bytes of bodies that are counted."""
         return self.front._requests.used, self.front._bodies.used
+
+
+def test_the_metrics_of_an_app_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a proxy has several: who reads those of one does not see the others' requests."""
+    monkeypatch.setattr("raydense.serving.front.served_path", lambda app, scope, route: (scope["path"][:2], scope["path"][2:]))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        app = _App()
+        app.go.set()
+        for path in ("/a/search", "/a/search", "/b/search", "/a/metrics", "/b/metrics"):
+            method = "POST" if path.endswith("/search") else "GET"
+            await app.front({"type": "http", "method": method, "path": path, "headers": []}, _caller(b"{}"), send)
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
+    pages = [message["body"].decode() for message in sent if b"raydense_requests" in message.get("body", b"")]
+    counts = [re.findall(r'raydense_requests_total{route="/search",status="200"} (\S+)', page) for page in pages]
+    assert counts == [["2.0"], ["1.0"]]
 
 
 async def _silent() -> dict[str, Any]:
@@ -337,6 +360,30 @@ def test_more_requests_than_may_wait_are_refused_at_once() -> None:
     assert (refused.status, "Retry-After" in refused.headers) == (503, True)
     assert [reply.status for reply in answered] == [200] * 512
     assert held == (0, 0)
+
+
+def test_those_without_a_token_are_bounded_by_themselves() -> None:
+    """However many ask whether an app is ready that does not say so: they fill none of its places for others, and a search is answered."""
+
+    async def ask() -> tuple[list[int], int, int]:
+        app = _App()
+        app.go.set()
+        asked, answer = app.front._serve, asyncio.Event()
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/ready":
+                await answer.wait()
+            await asked(scope, receive, send)
+
+        app.front._serve = serve
+        waiting = await _begun(*(app.ask(_caller(b""), "/ready") for _ in range(100)))
+        search = (await app.ask(_caller(b"{}"))).status
+        answer.set()
+        return [reply.status for reply in await asyncio.gather(*waiting)], search, app.front._probes.used
+
+    statuses, search, held = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert (statuses.count(200), statuses.count(503)) == (64, 36)
+    assert (search, held) == (200, 0)
 
 
 @pytest.mark.parametrize(
@@ -496,6 +543,28 @@ def test_an_app_at_the_loopback_is_asked_by_its_name() -> None:
         return [*refused, local, (await app.ask(_caller(b"of HTTP/1.0"))).status], app.bodies
 
     assert asyncio.run(asyncio.wait_for(ask(), 60)) == ([403, 403, 200, 200], [b"a", b"of HTTP/1.0"])
+
+
+def test_an_app_that_has_not_said_whom_it_answers_is_not_asked_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be at the loopback without a token, and too busy to say so in time."""
+    monkeypatch.setattr("raydense.serving.front._LEARN_S", 0.01)
+
+    async def ask() -> tuple[list[int], list[bytes]]:
+        app = _App(local=True)
+        app.go.set()
+        asked = app.front._serve
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == ROUTE and (body := (await receive())["body"]) == pack_requests([]):
+                await asyncio.Event().wait()
+            await asked(scope, _caller(body), send)
+
+        app.front._serve = serve
+        return [
+            (await app.ask(_caller(b"{}"), host=host)).status for host in ("evil.example", "localhost:8000", "evil.example")
+        ], app.bodies
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == ([503, 200, 403], [b"{}"])
 
 
 def test_who_has_gone_leaves_nothing_in_the_queue() -> None:
