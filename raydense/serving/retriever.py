@@ -26,6 +26,7 @@ from raydense.serving.settings import RetrieverSettings
 from raydense.storage import named_folders
 
 _AT_ONCE = 1_024  # questions that are searched together: it bounds the memory
+_PAIRS = 50_000  # of questions and passages that are re-ranked together: their texts are in memory
 Rows = NDArray[np.int64]
 Where = str | os.PathLike[str]
 
@@ -98,8 +99,9 @@ class Retriever:
                 raise InputError(f"is no text ({ascii(question)[:40]})", f"question {number}", "give a str")
             if not question.strip():
                 raise InputError("is empty", f"question {number}", "write some words")
-        parts = (asked[at : at + _AT_ONCE] for at in range(0, len(asked), _AT_ONCE))
         corpus, score = self._corpus, self._score  # whatever `close` does meanwhile
+        at_once = min(_AT_ONCE, max(1, _PAIRS // self.settings.rerank_depth)) if score else _AT_ONCE
+        parts = (asked[at : at + at_once] for at in range(0, len(asked), at_once))
         found = [hits for part in parts for hits in self._answered(part, k, corpus, score)]
         return found[0] if isinstance(questions, str) else found
 

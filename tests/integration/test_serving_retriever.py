@@ -28,6 +28,7 @@ from raydense.inference.query_encoder import query_encoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
+from raydense.serving.passage_scorer import PassageScorer
 from raydense.storage import Artifact, fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -150,6 +151,23 @@ def test_a_reranker_orders_the_first_and_keeps_the_rest_below_them(world: World)
             logits = reranker(pairs).numpy()
         np.testing.assert_allclose([hit.score for hit in new[:4]], logits, atol=2e-2)  # bf16 where the processor gains by it
         assert sorted(hit.id for hit in new[:4]) == sorted(hit.id for hit in old[:4])
+
+
+def test_few_pairs_are_re_ranked_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many questions are asked together: the texts of their passages are in memory."""
+    sizes: list[int] = []
+    score = PassageScorer.__call__
+
+    def counted(self: PassageScorer, questions: list[str], rows: Any) -> Any:
+        sizes.append(rows.size)
+        return score(self, questions, rows)
+
+    monkeypatch.setattr(PassageScorer, "__call__", counted)
+    monkeypatch.setattr("raydense.serving.retriever._PAIRS", 9)
+    with rd.Retriever.load(**world.both, reranker=world.root / "reranker", rerank_depth=4) as retriever:
+        found = retriever.search(ASKED[:5], k=2)
+    assert sizes == [8, 8, 4]
+    assert [hits.question for hits in found] == ASKED[:5]
 
 
 def test_what_does_not_fit_is_one_line(world: World) -> None:
