@@ -315,7 +315,8 @@ def _fault(cls: type[BaseSettings], fault: ErrorDetails, where: str) -> InputErr
         message = "needs {min_length} or more, not {actual_length}".format(**fault["ctx"])
     given = f" (given: {fault['input']!r})" if key else ""
     fix = f"it is: {meaning}" if key and meaning else ""
-    if fault["type"] == "string_type" and where != "--" and not isinstance(fault["input"], list):  # what YAML took for a number, say
+    # what YAML took for a number, say; a value from nowhere is a program's
+    if fault["type"] == "string_type" and where not in ("", "--") and not isinstance(fault["input"], list):
         fix = f"""{fix}; if it is a text, put quotes around it; with --set, inside others: KEY='"..."'""".removeprefix("; ")
     return InputError(f"{message[:1].lower()}{message[1:]}{given}", name, fix)
 

@@ -134,7 +134,7 @@ class Search:
     @api.get("/openapi.json")
     async def openapi(self, request: Request) -> Response:
         """This description."""
-        return await self._given(request, self._described)
+        return await self._given(request, lambda: self._described(request.scope.get("root_path") or "/"))
 
     @api.get("/docs")
     async def docs(self, request: Request) -> Response:
@@ -253,8 +253,8 @@ class Search:
     async def _counted(self) -> Reply:
         return Reply(200, self._metrics.text(), kind=TEXT)
 
-    async def _described(self) -> Reply:
-        return Reply.of(200, api.openapi())
+    async def _described(self, route: str) -> Reply:
+        return Reply.of(200, api.openapi() | {"servers": [{"url": route}]})
 
     async def _searched(self) -> Reply:
         page = search_page(self._settings.names, bool(self._settings.corpus))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from raydense.serving.question import Question
 from raydense.serving.refusal import Reply
 
 ROUTE = "/merged"
 MOST = 64  # requests
-_DEFAULT = 10  # hits of a query where it does not say
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Asked:
             queries, k = given.get("queries") or [""], given.get("k", given.get("topk"))
         except (ValueError, RecursionError, AttributeError):
             return 0
-        k = _DEFAULT if k is None else k
+        k = Question.model_fields["k"].default if k is None else k
         return len(queries) * max(k, depth) if isinstance(queries, list) and isinstance(k, int) else 0
 
 

@@ -69,7 +69,7 @@ def refusal(error: Exception, seconds: float = 0.0) -> Reply | None:
             status, line = 504, f"no answer within {seconds:g} s; ask for less at once, or again later"
         case _:
             return None
-    if status in (429, 503):
+    if status == 503:
         headers["Retry-After"] = str(RETRY_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

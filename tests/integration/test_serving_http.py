@@ -263,6 +263,7 @@ def test_who_sends_no_body_blocks_nobody(world: World, token: str, status: bytes
 def test_the_description_loads_nothing_from_elsewhere(world: World) -> None:
     description = world.get("/openapi.json").json()
     assert description["openapi"].startswith("3.")
+    assert description["servers"] == [{"url": "/here"}]
     assert set(description["paths"]) >= {"/search", "/retrieve", "/passages/{passage_id}", "/health", "/ready", "/metrics"}
     page = world.get("/docs").text
     assert not re.findall(r"<script|https?:|//|@import|url\(", page)

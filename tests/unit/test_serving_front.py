@@ -748,3 +748,9 @@ def test_a_number_of_passages_is_a_whole_number(k: object) -> None:
     for settings, name in ((Question, "k"), (Retrieval, "topk")):
         with pytest.raises(InputError, match=f"{name}: input should be a valid integer"):
             settings.parse(json.dumps({"queries": ["a"], name: k}).encode())
+
+
+def test_a_wrong_text_gets_no_advice_for_the_command_line() -> None:
+    with pytest.raises(InputError) as refused:
+        Question.parse(b'{"query": 5}')
+    assert str(refused.value) == "query: input should be a valid string (given: 5); it is: one query, in place of queries"
