@@ -136,6 +136,7 @@ class Artifact:
         return paths[0].parents[self.files[0].path.count("/")] if paths else self._there.local()
 
     def _paths(self, names: list[str]) -> list[Path]:
+        self._there.reserve(self.fingerprint, sum(self._by_path[name].bytes for name in names))
         return together(self.file, names)
 
     @cached_property

@@ -238,19 +238,29 @@ class BucketPlace(Place, schemes=("s3", "gs")):
             size, entry = found.size, entry or _short(f"{place} {found}")
         return cache.fetched(entry or _short(f"{self}"), name or self.name, size, lambda aside: download(place, aside, size, sha256))
 
+    def reserve(self, entry: str, size: int) -> None:
+        if size > cache.limit():
+            what = f"needs {size / 1e9:,.2f} GB in this machine's cache, which may take {cache.limit() / 1e9:g}"
+            raise InputError(what, self, "set RAYDENSE_CACHE_GB to more")
+        cache.reserve(entry)
+
     def local(self) -> Path:
         """As `Place.local`. A folder with a manifest is checked by it; in messages the path ends in the folder's own name."""
         found = self.files()
         names = list(visible(found))
         if not names:
-            if self.stat() is None:
+            file = self.stat()
+            if file is None:
                 raise InputError("no such file or folder", self, "check the path")
-            return self.fetch()
+            entry = _short(f"{self} {file}")
+            self.reserve(entry, file.size)
+            return self.fetch(size=file.size, entry=entry)
         unsafe = next((name for name in names if not safe_name(name)), None)
         if unsafe is not None:
             raise InputError(f"holds a file of the name {unsafe!r}", self, "rename or remove it")
         sums = recorded_sums(self, names)
         entry = f"{_short(str([str(self), *((name, found[name].size, found[name].version) for name in names)]))}/{self.name}"
+        self.reserve(entry, sum(found[name].size for name in names))
         together(lambda name: self.fetch(name, found[name].size, sums.get(name), entry), names)
         return cache.cache() / "files" / entry
 

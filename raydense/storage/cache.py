@@ -6,6 +6,7 @@ last minutes stays even where the cache is full, as its reader may not have open
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from raydense.errors import InputError
 from raydense.storage.artifact import ASIDE, WORK
-from raydense.storage.files import aside_of, is_aside, locked
+from raydense.storage.files import aside_of, is_aside, locked, take
+from raydense.storage.holds import read_until_end
 
 DEFAULT_GB = 50.0
 STAYS_S = 300.0
@@ -25,6 +27,7 @@ LEFT_S = 86_400.0
 ABANDONED_S = 7 * 86_400.0
 _TOUCHED_EVERY_S = 60.0  # writing the time of use changes the file's own times, which its checksum is remembered by
 _LOCKS = 64
+_READ = ".read"  # the lock file of a group, which its readers share
 
 
 def cache() -> Path:
@@ -70,6 +73,14 @@ def fetched(entry: str, name: str, size: int, download: Callable[[Path], None]) 
     return file
 
 
+def reserve(entry: str) -> None:
+    """Let the files of a group stay until the stage of this thread ends, also where they are not used for a long time."""
+    group = _group(cache() / "files" / entry)
+    with _removal(shared=True):
+        group.mkdir(parents=True, exist_ok=True)
+        read_until_end(group / _READ)
+
+
 def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
     """Make a folder the group `entry`, if there is none yet and the folder has all files; otherwise remove it."""
     folder = cache() / "files" / entry
@@ -96,6 +107,8 @@ def trim() -> None:
         for used, size, file in found:
             if surplus <= 0 or now - used < STAYS_S:
                 return
+            if _is_read(_group(file)):
+                continue
             file.unlink(missing_ok=True)
             _remove_empty(file.parent)
             surplus -= size
@@ -107,6 +120,8 @@ def _files(root: Path) -> tuple[list[tuple[float, int, Path]], list[Path]]:
     for folder, _, names in os.walk(root):
         for name in names:
             file = Path(folder, name)
+            if name == _READ:
+                continue
             if is_aside(file):
                 asides.append(file)
                 continue
@@ -140,9 +155,32 @@ def _remove_abandoned() -> None:
                     file.unlink()
 
 
+def _group(path: Path) -> Path:
+    """The folder of the group that a path in the cache is of."""
+    files = cache() / "files"
+    return files / path.relative_to(files).parts[0]
+
+
+def _is_read(group: Path) -> bool:
+    """Whether a stage of any process reads the group."""
+    try:
+        descriptor = os.open(group / _READ, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        take(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, group)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _remove_empty(folder: Path) -> None:
     while folder != cache() / "files":
         try:
+            if os.listdir(folder) == [_READ]:
+                (folder / _READ).unlink()
             folder.rmdir()
         except OSError:
             return

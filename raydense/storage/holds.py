@@ -1,16 +1,20 @@
-"""The outputs that this process writes. A stage that ends releases those that it left unfinished, so that another process can continue them."""
+"""What this process holds for a stage: the outputs that it writes, which another process may continue when the stage has ended; and files that it reads."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from raydense.errors import InputError, LostOutput, StorageError
+from raydense.storage.files import open_lock, take
 from raydense.storage.place import Hold, Place
 
 P = ParamSpec("P")
@@ -42,6 +46,7 @@ class _Held:
 
 
 _HELD: dict[str, _Held] = {}  # by `Place.located`; the end of the process releases them, too
+_READ: dict[tuple[object, Path], int] = {}  # open lock files, by the stage that reads what they stand for
 _OPENING = threading.Lock()
 _STAGE: ContextVar[object] = ContextVar("stage", default=None)
 
@@ -100,6 +105,24 @@ def forget_within(place: Place) -> None:
             inner.writer.forget()
 
 
+def read_until_end(lock: Path) -> None:
+    """Share a lock file until the stage of this thread ends; where there is none, until the process ends."""
+    descriptor, key = open_lock(lock), (_STAGE.get(), lock)
+    try:
+        take(descriptor, fcntl.LOCK_SH, lock.parent)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    _end_reading(key)
+    _READ[key] = descriptor
+
+
+def _end_reading(key: tuple[object, Path]) -> None:
+    descriptor = _READ.pop(key, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
 def releases_outputs(stage: Callable[P, T]) -> Callable[P, T]:
     """Let the function of a stage release, when it ends, the outputs that it leaves unfinished.
 
@@ -125,6 +148,8 @@ def _released() -> Iterator[None]:
         raise
     finally:
         _STAGE.reset(outer)
+        for key in [one for one in list(_READ) if one[0] is stage]:
+            _end_reading(key)
         new = [one for key, one in list(_HELD.items()) if before.get(key) is not one]
         for held in reversed(new):
             if held.stage is stage or (held.stage is None and not held.thread.is_alive()):  # its own, or of a thread that it started

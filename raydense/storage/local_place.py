@@ -140,6 +140,9 @@ class LocalPlace(Place, schemes=("", "file")):
     def fetch(self, name: str = "", size: int | None = None, sha256: str | None = None, entry: str = "") -> Path:
         return self.path / name
 
+    def reserve(self, entry: str, size: int) -> None:
+        return
+
     def local(self) -> Path:
         return self.path
 

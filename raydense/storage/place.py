@@ -195,6 +195,10 @@ class Place(os.PathLike[str]):
         """
 
     @abstractmethod
+    def reserve(self, entry: str, size: int) -> None:
+        """Let what is fetched into the group `entry` of the cache stay until the stage ends. InputError if it may not take `size` bytes."""
+
+    @abstractmethod
     def local(self) -> Path:
         """The path on this machine of the file, or of the folder with all its files. InputError if a bucket has nothing there."""
 

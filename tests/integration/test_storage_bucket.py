@@ -655,6 +655,28 @@ def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(
         cache.trim()
 
 
+def test_what_a_stage_reads_stays_in_the_cache_or_is_refused_at_once(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    for name in "abc":
+        draft.commit(name, lambda path: path.write_bytes(b"x" * 1_000), 1)
+        Place.of(f"{store}/source/{name}").write(b"x" * 1_000)
+    draft.finish(3)
+    _on_machine("b", port, tmp_path, monkeypatch)
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "0")
+    monkeypatch.setattr(cache, "STAYS_S", 0.0)
+    refused = "needs 0.00 GB in this machine's cache, which may take 0; set RAYDENSE_CACHE_GB to more"
+    with pytest.raises(InputError, match=f"{store}/source: {refused}"):
+        Place.of(f"{store}/source").local()
+    with pytest.raises(InputError, match=f"{store}/out: {refused}"):
+        _ = Artifact.open(f"{store}/out").path
+    assert not [file for file in (tmp_path / "b" / "files").rglob("*") if file.is_file()]
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "0.0000035")
+    here = [Place.of(f"{store}/source").local(), Place.of(f"{store}/source/a").local(), Artifact.open(f"{store}/out").path]
+    assert sorted(file.name for folder in here for file in (folder, *folder.glob("[a-z]")) if file.is_file()) == sorted("abcaabc")
+
+
 def test_an_upload_that_fails_in_the_middle_leaves_nothing(
     store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raydense.storage import cache
+from raydense.storage import cache, releases_outputs
 
 
 def test_what_kills_left_incomplete_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +85,31 @@ def test_a_file_that_another_fetches_is_waited_for(tmp_path: Path, monkeypatch: 
         assert one.result() == other.result()
     assert one.result().read_bytes() == b"content"
     assert len(fetched) == 1
+
+
+def test_a_group_that_a_stage_reads_stays_whole_until_the_stage_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "0.0000025")
+    hour_ago = (time.time() - 3_600,) * 2
+
+    def fetch(entry: str, name: str) -> None:
+        os.utime(cache.fetched(entry, name, 1_000, lambda path: path.write_bytes(b"x" * 1_000)), hour_ago)
+
+    @releases_outputs
+    def stage(entry: str) -> list[str]:
+        cache.reserve(entry)
+        for name in "abc":
+            fetch(entry, name)
+        cache.trim()
+        return there()
+
+    def there() -> list[str]:
+        return sorted(str(file.relative_to(tmp_path / "files")) for file in (tmp_path / "files").rglob("[abc]"))
+
+    assert stage("one/deep") == ["one/deep/a", "one/deep/b", "one/deep/c"]
+    assert stage("two") == ["two/a", "two/b", "two/c"], "its readers have ended"
+    cache.trim()
+    assert len(there()) == 2
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "0")
+    cache.trim()
+    assert list((tmp_path / "files").iterdir()) == []
