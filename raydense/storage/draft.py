@@ -25,7 +25,7 @@ from raydense.storage.artifact import ASIDE, FORMAT_VERSION, MANIFEST, WORK, Art
 from raydense.storage.commits import COMMITS, Commits, log_damaged
 from raydense.storage.digest import as_json, digest_of, write_json
 from raydense.storage.files import follow_umask, sha256_of
-from raydense.storage.place import Place, delete_within
+from raydense.storage.place import Place, delete_within, together
 from raydense.storage.provenance import differences, versions
 from raydense.storage.unfinished import BEGUN, OURS, begun_from, made_something
 
@@ -307,12 +307,21 @@ class Draft:
         except FileExistsError:
             fix = "run the same command again: it finds the output finished, or reports what differs"
             raise LostOutput("another process has finished this output", self.place, fix) from None
-        self.place.adopt(self.folder, manifest["fingerprint"], {file["path"]: file["bytes"] for file in manifest["files"]})
+        self._keep_copy(manifest)
         if hold is None:
             (self.place / WORK).delete()
         else:
             holds.end(self.place)
         return Artifact.open(self.place, self.kind)
+
+    def _keep_copy(self, manifest: dict[str, Any]) -> None:
+        """Let the files that this machine made be its cached copy of the output, if all are those of the manifest: another may have made some again."""
+        sizes = {file["path"]: file["bytes"] for file in manifest["files"]}
+        made = together(self._commits.made_here, sizes)
+        if [file and file.sha256 for file in made] == [file["sha256"] for file in manifest["files"]]:
+            self.place.adopt(self.folder, manifest["fingerprint"], sizes)
+        else:
+            self.forget()
 
     def _manifest(self, rows: int, summary: dict[str, Any]) -> dict[str, Any]:
         files = [asdict(f) for _, f in sorted(self.committed().items())]

@@ -265,6 +265,26 @@ def test_a_draft_that_lacks_nothing_is_finished_on_another_machine(
     assert Draft.open(f"{store}/out", "report", {"x": 1}).finish(1).rows == 1
 
 
+def test_a_file_that_another_machine_made_again_is_not_cached_from_here(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(draft: Draft, name: str, content: str) -> None:
+        draft.commit(name, lambda path: path.write_text(content), 1)
+
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    commit(draft, "a.txt", "made on a")
+    (draft.place / "a.txt").delete()  # as if this machine had stopped before it was uploaded
+    (draft.place / ".work/commits").delete()
+    draft.close()
+    _on_machine("b", port, tmp_path, monkeypatch)
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    commit(draft, "a.txt", "made on b")
+    draft.close()
+    _on_machine("a", port, tmp_path, monkeypatch)
+    made = Draft.open(f"{store}/out", "report", {"x": 1}).finish(1)
+    assert made.file("a.txt").read_text() == "made on b"
+
+
 def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
