@@ -68,7 +68,7 @@ class Block:
 
     def at(self, source: str) -> Block:
         """The block on this machine, which fetches the source where it is in a bucket."""
-        return replace(self, path=Place.of(source).local() / self.name)
+        return replace(self, path=Place.of(source).source() / self.name)
 
     @property
     def size(self) -> int:
@@ -84,7 +84,7 @@ def question_files(source: str | os.PathLike[str]) -> list[Path]:
     place = Place.of(source)
     if not place.exists():
         raise InputError("no such file or folder", place, "check the path")
-    root = place.local()
+    root = place.source()
     if not root.is_dir():
         return [root]
     files = [file for file in files_below(root) if plain(file).suffix in _SUFFIXES]
@@ -95,7 +95,7 @@ def question_files(source: str | os.PathLike[str]) -> list[Path]:
 
 def blocks_of(source: str | os.PathLike[str], bytes_per_block: int) -> list[Block]:
     """All files of a source in blocks, in order. Reads the files once, to number their lines."""
-    root = Place.of(source).local()
+    root = Place.of(source).source()
     found = [(path, block) for path in question_files(source) for block in blocks(path, bytes_per_block)]
     return [replace(block, name="" if path == root else str(path.relative_to(root))) for path, block in found]
 

@@ -67,7 +67,7 @@ def _check_there(settings: ImportSettings) -> None:
 
 
 def _source(settings: ImportSettings) -> Path:
-    return Path(settings.input) if settings.by_name else Place.of(settings.input).local()
+    return Path(settings.input) if settings.by_name else Place.of(settings.input).source()
 
 
 def _unchanged(tables: Iterable[pa.Table], settings: ImportSettings, made_from: dict[str, Any]) -> Iterator[pa.Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -249,6 +250,16 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise InputError("not readable as JSON", place, "delete the folder and make it again") from None
     return manifest if isinstance(manifest, dict) and {"kind", "format_version", "made_from"} <= manifest.keys() else None
+
+
+def is_output(folder: str | os.PathLike[str]) -> bool:
+    """Whether raydense made the folder, or is making it: an output in its own source is no part of that."""
+    place = Place.of(folder)
+    if (place / WORK).is_folder():
+        return True
+    with suppress(InputError):  # a file of that name by another tool
+        return (place / MANIFEST).stat() is not None and read_manifest(place) is not None
+    return False
 
 
 def fingerprint_of_files(kind: str, made_from: dict[str, Any], files: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydense.errors import InputError
 from raydense.storage import cache
+from raydense.storage.artifact import MANIFEST, WORK, is_output
 from raydense.storage.bucket import WHERE_CREDENTIALS, client, patiently, ray_filesystem
 from raydense.storage.download import CHUNK, FIX, download, recorded_sums, stream
 from raydense.storage.files import aside_of, locked
@@ -245,13 +246,21 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         cache.reserve(entry)
 
     def local(self) -> Path:
-        """As `Place.local`. A folder with a manifest is checked by it; in messages the path ends in the folder's own name."""
         found = self.files()
-        names = list(visible(found))
+        return self._fetched(found, list(visible(found)))
+
+    def source(self) -> Path:
+        found = self.files()
+        marked = sorted({name.partition(f"/{mark}")[0] for name in found for mark in (WORK, MANIFEST) if f"/{mark}" in name})
+        outputs = {folder for folder, ours in zip(marked, together(lambda name: is_output(self / name), marked), strict=True) if ours}
+        return self._fetched(found, [name for name in visible(found) if outputs.isdisjoint(map(str, PurePosixPath(name).parents))])
+
+    def _fetched(self, found: dict[str, Found], names: list[str]) -> Path:
+        """The path of these files of the folder, or of the file. A folder with a manifest is checked by it; in messages it ends in its own name."""
         if not names:
             file = self.stat()
             if file is None:
-                raise InputError("no such file or folder", self, "check the path")
+                raise InputError("holds no file to read" if found else "no such file or folder", self, "check the path")
             entry = _short(f"{self} {file}")
             self.reserve(entry, file.size)
             return self.fetch(size=file.size, entry=entry)

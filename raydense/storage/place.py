@@ -202,6 +202,10 @@ class Place(os.PathLike[str]):
     def local(self) -> Path:
         """The path on this machine of the file, or of the folder with all its files. InputError if a bucket has nothing there."""
 
+    def source(self) -> Path:
+        """As `local`, for what is made from it: of a bucket without the outputs of raydense in the folder, which are no part of it."""
+        return self.local()
+
     @abstractmethod
     def adopt(self, folder: Path, entry: str, sizes: dict[str, int]) -> None:
         """Turn the folder where an output was assembled into the group `entry` of the cache, so that it need not be fetched."""

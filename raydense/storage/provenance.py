@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.storage.artifact import MANIFEST, WORK, Artifact, read_manifest, replaced
+from raydense.storage.artifact import MANIFEST, Artifact, is_output, read_manifest, replaced
 from raydense.storage.digest import digest_of
 from raydense.storage.files import sha256_of
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
@@ -46,7 +45,7 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
         if not place.durable:
             _refuse_rewritten(found)
         return found.fingerprint
-    source = place.local()
+    source = place.source()
     if source.is_dir():
         files = sorted(_files_in(source, frozenset()))
         if isinstance(place, HubPlace):
@@ -92,17 +91,8 @@ def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.is_file() and not path.name.startswith("."):
             yield path
-        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above and not _is_output(path):
+        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above and not is_output(path):
             yield from _files_in(path, above)
-
-
-def _is_output(folder: Path) -> bool:
-    """Whether raydense made the folder, or is making it: an output in its own source is no part of that."""
-    if (folder / WORK).is_dir():
-        return True
-    with suppress(InputError):  # a file of that name by another tool
-        return (folder / MANIFEST).is_file() and read_manifest(folder) is not None
-    return False
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:

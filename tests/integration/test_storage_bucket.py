@@ -25,7 +25,7 @@ from pyarrow import fs
 from raydense.cli.work import verb_work
 from raydense.data.dataset import DatasetDraft
 from raydense.data.exporting import export
-from raydense.data.importing import import_dataset
+from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError, LostOutput, RefusedByStore, StorageError, fixable
@@ -451,6 +451,26 @@ def test_import_and_export(store: str, tmp_path: Path) -> None:
         assert Place.of(f"{store}/out/beir/{file.relative_to(source)}").read() == file.read_bytes()
     with pytest.raises(InputError, match="exists already"):
         export(ExportSettings(format="beir", output=f"{store}/out/beir", **parts))
+
+
+@pytest.mark.parametrize("output", ["out", "a/b/out"])
+def test_an_output_in_its_own_source_is_no_part_of_it(
+    store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    source, out = f"{store}/in", Place.of(f"{store}/in/{output}")
+    rows = "".join(f'{{"_id": "p{i}", "title": "", "text": "text {i}"}}\n' for i in range(3))
+    Place.of(f"{source}/corpus.jsonl").write(rows.encode())
+    Place.of(f"{source}/queries.jsonl").write(b'{"_id": "q1", "text": "which"}\n')
+    Place.of(f"{source}/qrels/test.tsv").write(b"query-id\tcorpus-id\tscore\nq1\tp1\t1\n")
+    settings = ImportSettings(format="beir", input=source, output=str(out))
+    made = import_dataset(settings)
+    (out / "manifest.json").delete()
+    (out / ".work/made_from.json").write(json.dumps(made.manifest["made_from"]).encode())
+    _on_machine("b", port, tmp_path, monkeypatch)
+    assert import_dataset(settings).fingerprint == made.fingerprint
+    assert import_corpus("beir", source, f"{source}/corpus-alone", shard_rows=1).rows == 3
+    fetched = {file.name for file in (tmp_path / "b/files").rglob("in/**/*") if file.is_file()}
+    assert fetched == {"corpus.jsonl", "queries.jsonl", "test.tsv"}
 
 
 def test_a_refused_input_leaves_nothing(store: str) -> None:
