@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from raydense.errors import InputError
-from raydense.storage.artifact import ASIDE, WORK
-from raydense.storage.files import aside_of, is_aside, locked, take
+from raydense.storage.abandoned import sweep
+from raydense.storage.files import aside_of, is_aside, locked, take, walk
 from raydense.storage.holds import read_until_end
 
 DEFAULT_GB = 50.0
 STAYS_S = 300.0
-LEFT_S = 86_400.0
-ABANDONED_S = 7 * 86_400.0
 _TOUCHED_EVERY_S = 60.0  # writing the time of use changes the file's own times, which its checksum is remembered by
 _LOCKS = 64
 _READ = ".read"  # the lock file of a group, which its readers share
@@ -99,10 +96,8 @@ def adopt(made: Path, entry: str, sizes: dict[str, int]) -> None:
 def trim() -> None:
     """Remove the files that were not used for the longest time, until the rest is within the limit, and what nobody goes on with."""
     with _removal():
-        _remove_abandoned()
-        files, asides = _files(cache() / "files")
-        _remove_left([*asides, *(cache() / "work" / "writing").glob(".*.aside")])
-        found = sorted(files, key=lambda one: one[0])
+        sweep(cache())
+        found = sorted(_files(cache() / "files"))
         surplus, now = sum(size for _, size, _ in found) - limit(), time.time()
         for used, size, file in found:
             if surplus <= 0 or now - used < STAYS_S:
@@ -114,45 +109,13 @@ def trim() -> None:
             surplus -= size
 
 
-def _files(root: Path) -> tuple[list[tuple[float, int, Path]], list[Path]]:
-    """When each complete file was last used, its size, and the file; and the files that are incomplete."""
-    found, asides = [], []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            file = Path(folder, name)
-            if name == _READ:
-                continue
-            if is_aside(file):
-                asides.append(file)
-                continue
+def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each complete file was last used, its size, and the file."""
+    for file in walk(root, lambda folder: not folder.is_symlink()):
+        if file.name != _READ and not is_aside(file):
             with suppress(FileNotFoundError):
                 known = file.stat()
-                found.append((max(known.st_atime, known.st_mtime), known.st_size, file))
-    return found, asides
-
-
-def _remove_left(asides: list[Path]) -> None:
-    """Remove downloads, and what was to be uploaded, that are incomplete and were not written to for a day."""
-    for aside in asides:
-        with suppress(FileNotFoundError):  # it has become complete, or is being written
-            written = max(one.stat().st_mtime for one in (aside, *aside.rglob("*")))  # a folder's own time is not that of its files
-            if time.time() - written > LEFT_S:
-                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-
-
-def _remove_abandoned() -> None:
-    """Remove the files of unfinished outputs that were written a week ago and are in the bucket, from where who goes on fetches them.
-
-    Those that were not whole go, too. Records stay, and what the bucket may not have, as replies of a language model.
-    """
-    for work in (cache() / "work").glob(f"*/{WORK}"):
-        with suppress(FileNotFoundError):  # its process has finished it
-            records = [json.loads(record.read_bytes()) for record in work.glob("commits/*.json")]
-            uploaded = [work.parent / record["path"] for record in records if record.get("version")]
-            asides = [file for aside in work.glob(f"{ASIDE}*") for file in aside.rglob("*")]
-            for file in (*uploaded, *asides):
-                if file.is_file() and time.time() - file.stat().st_mtime > ABANDONED_S:
-                    file.unlink()
+                yield max(known.st_atime, known.st_mtime), known.st_size, file
 
 
 def _group(path: Path) -> Path:

@@ -80,7 +80,7 @@ class Commits:
         own = self._own(file.path)
         if version:
             write_json(own, Commit(file, version).as_record())
-        (self._records / own.name).publish(own)
+        (self._records / own.name).publish(own, keep=keep)
 
     def send_left(self) -> None:
         """Upload the files that this machine committed and did not finish uploading, if they are unchanged."""

@@ -301,6 +301,7 @@ class Draft:
         if hold is not None:
             hold.confirm()
         manifest = self._manifest(rows, summary)
+        self._make_folder()  # in a bucket all files may be other machines', and an empty folder here be removed after a week
         write_json(self.work / MANIFEST, manifest)
         try:
             (self.place / MANIFEST).publish(self.work / MANIFEST, new=True)

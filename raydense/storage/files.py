@@ -7,13 +7,17 @@ import fcntl
 import filecmp
 import hashlib
 import os
+import shutil
+import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
 from raydense.errors import InputError
+
+LEFT_S = 86_400.0
 
 
 def aside_of(file: Path, folder: Path | None = None) -> Path:
@@ -24,6 +28,32 @@ def aside_of(file: Path, folder: Path | None = None) -> Path:
 def is_aside(file: Path) -> bool:
     """Whether it is a file that is still being written, or that a kill left incomplete."""
     return file.name.startswith(".") and file.name.endswith(".aside")
+
+
+def remove_left(asides: Iterable[Path]) -> None:
+    """Remove files and folders that are incomplete and were not written to for a day."""
+    for aside in asides:
+        with suppress(OSError):  # it has become complete, or is another user's
+            written = max(one.stat().st_mtime for one in (aside, *aside.rglob("*")))  # a folder's own time is not that of its files
+            if time.time() - written > LEFT_S:
+                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+
+def walk(folder: Path, enters: Callable[[Path], bool] = lambda _: True, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """The files below a folder, sorted. It follows links to folders, but not back to one `above`, and leaves out what vanishes meanwhile.
+
+    `enters` says of each inner folder whether to look into it. PermissionError where a folder cannot be read.
+    """
+    above |= {folder.resolve()}
+    try:
+        found = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for path in found:
+        if path.is_file():
+            yield path
+        elif path.is_dir() and enters(path) and path.resolve() not in above:
+            yield from walk(path, enters, above)
 
 
 def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> None:

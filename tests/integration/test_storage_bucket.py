@@ -349,6 +349,8 @@ def test_what_another_machine_keeps_for_a_stage_lies_in_the_bucket_alone(store: 
     draft.keep("own", lambda path: path.write_text("3"))
     monkeypatch.setattr("socket.gethostname", lambda: "worker-7")
     draft.keep("counts", lambda path: path.write_text("4"))
+    _commit(draft, "a.txt")
+    assert not [file for file in draft.folder.rglob("*") if file.name.startswith("a.txt")], "nor its record"
     assert (draft.work / "own").exists()
     assert not (draft.work / "counts").exists()
     kept = draft.kept("counts")

@@ -47,16 +47,36 @@ def test_files_of_an_output_that_nobody_went_on_with_go_after_a_week(tmp_path: P
     of_bucket = ["deep/part.bin", ".work/aside-0/half"]
     records = {"part": {"path": "deep/part.bin", "version": "1"}, "other": {"path": "other.bin"}}
     texts = {f".work/commits/{name}.json": json.dumps(record) for name, record in records.items()}
-    here_alone = ["other.bin", ".work/kept.parquet", ".work/replies/part.jsonl", *texts]
+    texts[".work/commits/damaged.json"] = "{"
+    uploaded = ".work/commits/part.json"
+    here_alone = ["other.bin", ".work/kept.parquet", ".work/replies/part.jsonl", *(text for text in texts if text != uploaded)]
     for age in (8, 6):
-        for name in (*of_bucket, *here_alone):
+        for name in (*of_bucket, uploaded, *here_alone):
             file = tmp_path / "work" / f"{age:032x}" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(texts.get(name, "x"))
             os.utime(file, (time.time() - age * 86_400,) * 2)
     cache.trim()
     left = sorted(file.relative_to(tmp_path / "work").as_posix() for file in (tmp_path / "work").rglob("*") if file.is_file())
-    assert left == sorted([f"{8:032x}/{name}" for name in here_alone] + [f"{6:032x}/{name}" for name in (*of_bucket, *here_alone)])
+    assert left == sorted(
+        [f"{8:032x}/{name}" for name in here_alone] + [f"{6:032x}/{name}" for name in (*of_bucket, uploaded, *here_alone)]
+    )
+
+
+def test_an_empty_folder_of_an_output_goes_after_a_week_and_is_looked_for_once_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    swept = tmp_path / "locks/swept"
+    for looked, left in ((None, []), (60, ["work/one"]), (3_700, [])):
+        commits = tmp_path / "work/one/.work/commits"
+        commits.mkdir(parents=True, exist_ok=True)
+        for folder in (commits, commits.parent):
+            os.utime(folder, (time.time() - 8 * 86_400,) * 2)
+        if looked:
+            os.utime(swept, (time.time() - looked,) * 2)
+        cache.trim()
+        assert [str(one.relative_to(tmp_path)) for one in tmp_path.glob("work/*")] == left
 
 
 def test_a_file_that_another_fetches_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
