@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from raydense.errors import InputError
@@ -199,7 +199,8 @@ def verify_all(folder: str | os.PathLike[str]) -> Iterator[tuple[Place, str, str
     A part of a data set that is missing, or was replaced since, comes as a file of the data set.
     """
     root = Place.of(folder)
-    places = [root / name.removesuffix(MANIFEST).rstrip("/") for name in root.files() if name.rpartition("/")[2] == MANIFEST]
+    manifests = (name for name in map(PurePosixPath, root.files()) if name.name == MANIFEST and WORK not in name.parts)
+    places = [root / str(name.parent) if name.parent.name else root for name in manifests]
     found = [(place, manifest) for place in places if (manifest := read_manifest(place)) is not None]
     if not found:
         raise _no_artifact(root, "an artifact folder, or one with artifacts in it")

@@ -14,7 +14,20 @@ from typing import Any
 from urllib.parse import unquote
 
 from raydense.errors import InputError, LostOutput
-from raydense.storage.files import aside_of, is_aside, locked, make_folder, move_new, open_lock, settle, sha256_of, sync, take, write_whole
+from raydense.storage.files import (
+    aside_of,
+    is_aside,
+    locked,
+    make_folder,
+    move_new,
+    open_lock,
+    settle,
+    sha256_of,
+    sync,
+    take,
+    walk,
+    write_whole,
+)
 from raydense.storage.paths import scheme_of
 from raydense.storage.place import Found, Place, delete_within
 
@@ -122,7 +135,9 @@ class LocalPlace(Place, schemes=("", "file")):
             return []
 
     def files(self) -> dict[str, Found]:
-        return {file.relative_to(self.path).as_posix(): _found(file) for file in sorted(self.path.rglob("*")) if file.is_file()}
+        below = walk(self.path, lambda folder: os.access(folder, os.R_OK | os.X_OK))
+        found = ((file, LocalPlace(file).stat()) for file in below)
+        return {file.relative_to(self.path).as_posix(): known for file, known in found if known}
 
     def names(self, pattern: str) -> list[str]:
         found = (file for file in self.path.glob(pattern) if file.is_file() and not is_aside(file))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
@@ -13,7 +12,7 @@ from typing import Any
 from raydense.errors import InputError
 from raydense.storage.artifact import MANIFEST, Artifact, is_output, read_manifest, replaced
 from raydense.storage.digest import digest_of
-from raydense.storage.files import sha256_of
+from raydense.storage.files import sha256_of, walk
 from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
 from raydense.storage.paths import named
 from raydense.storage.place import Place
@@ -47,7 +46,7 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
         return found.fingerprint
     source = place.source()
     if source.is_dir():
-        files = sorted(_files_in(source, frozenset()))
+        files = [file for file in walk(source, _is_part) if not file.name.startswith(".")]
         if isinstance(place, HubPlace):
             files = [file for file in files if place.fetches(file.relative_to(source).as_posix())]
     elif source.is_file():
@@ -85,14 +84,9 @@ def _refuse_rewritten(found: Artifact) -> None:
             raise InputError("was written to after raydense made it", found.place / file.path, fix)
 
 
-def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """The files in a folder at any depth, without hidden ones and what raydense made there; links to folders are followed, but not back to one `above`."""
-    above |= {folder.resolve()}
-    for path in folder.iterdir():
-        if path.is_file() and not path.name.startswith("."):
-            yield path
-        elif path.is_dir() and not path.name.startswith(".") and path.resolve() not in above and not is_output(path):
-            yield from _files_in(path, above)
+def _is_part(folder: Path) -> bool:
+    """Whether a folder in a source is a part of it: not if it is hidden or raydense made it."""
+    return not folder.name.startswith(".") and not is_output(folder)
 
 
 def provenance(stage: str, settings: Any) -> dict[str, Any]:

@@ -250,6 +250,25 @@ def test_verify_names_each_damaged_file(tmp_path: Path) -> None:
     assert verify(made) == [("deep/two.txt", "missing"), ("one.txt", "holds other bytes than were written (sha256)")]
 
 
+def test_verify_sees_through_links_to_folders(tmp_path: Path) -> None:
+    made = make(tmp_path / "elsewhere/x")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/linked").symlink_to(made.place)
+    (tmp_path / "elsewhere/x/back").symlink_to(tmp_path / "out")
+    (tmp_path / "elsewhere/x/one.txt").write_text("TEXT")
+    assert verify(tmp_path / "out") == [("one.txt", "holds other bytes than were written (sha256)")]
+
+
+def test_verify_leaves_out_what_a_stage_is_at_work_on(tmp_path: Path) -> None:
+    make(tmp_path / "x")
+    work = tmp_path / "x/.work"
+    (work / "aside-0").mkdir(parents=True)
+    (work / "aside-0/half").write_text("half")
+    (work / "manifest.json").write_bytes((tmp_path / "x/manifest.json").read_bytes())
+    with before("os.listdir", str(work / "aside-0"), lambda: shutil.rmtree(work / "aside-0")):
+        assert verify(tmp_path) == []
+
+
 def test_other_kind_no_folder_no_manifest_and_newer_format(tmp_path: Path) -> None:
     make(tmp_path / "x")
     with pytest.raises(InputError, match="holds run, not corpus"):
