@@ -17,7 +17,7 @@ def export(settings: ExportSettings) -> Place:
     """
     output = Place.of(settings.output)
     exists = InputError("exists already", output, "give another --output, or delete it")
-    if output.exists():
+    if output.exists() and not output.half_written():
         raise exists
     try:
         with output.writing(new=True) as aside:

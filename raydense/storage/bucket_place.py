@@ -7,9 +7,10 @@ Readers of a corpus or an index map its files into memory. So each file is fetch
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,9 @@ from raydense.errors import InputError
 from raydense.storage import cache
 from raydense.storage.artifact import MANIFEST, WORK, is_output
 from raydense.storage.bucket import WHERE_CREDENTIALS, client, patiently, ray_filesystem
+from raydense.storage.digest import as_json
 from raydense.storage.download import CHUNK, FIX, download, recorded_sums, stream
-from raydense.storage.files import aside_of, locked
+from raydense.storage.files import aside_of, locked, walk
 from raydense.storage.lease import Lease
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import safe_name, scheme_of
@@ -28,6 +30,7 @@ from raydense.storage.place import Found, Place, together, visible
 if TYPE_CHECKING:
     from obstore import UpdateVersion
 
+UPLOADED = f"{WORK}/uploaded.json"
 _PARTS_AT_ONCE = 4  # of an upload, so that each gets through a slow line in time
 
 
@@ -157,19 +160,44 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         aside.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield aside
-            if new and self.exists():
-                raise FileExistsError(f"{self} was written by another process")
-            made = [file for file in sorted(aside.rglob("*")) if file.is_file()]
-            together(lambda file: (self / file.relative_to(aside).as_posix())._put(file), made)
-            if aside.is_file():
-                self._put(aside)
+            made = {file.relative_to(aside).as_posix(): file for file in walk(aside)} if aside.is_dir() else {"": aside}
+            if new and self.exists() and not self.half_written():
+                raise self._another()
+            with self._appearing(list(made)) if new and aside.is_dir() else nullcontext():
+                together(lambda name: (self / name)._put(made[name]), made)
         finally:
             LocalPlace(aside).delete()
+
+    @contextmanager
+    def _appearing(self, names: list[str]) -> Iterator[None]:
+        """Hold a new folder while these files are uploaded to it. A list of them is there until the last one is, by which an upload that was killed
+        is known, and is deleted before it begins again."""
+        hold, listed = (self / WORK).hold(), self / UPLOADED
+        try:
+            together(lambda name: (self / name).delete(), json.loads(listed.read() or b"[]"))
+            if self.entries() != [WORK]:
+                raise self._another()
+            listed.write_text(as_json(names))
+            yield
+        except FileExistsError:
+            hold.end()
+            raise
+        except BaseException:  # no request: where the store fails, each is tried for minutes
+            hold.abandon()
+            raise
+        hold.end()
+        hold.check()
+
+    def half_written(self) -> bool:
+        return (self / UPLOADED).stat() is not None
+
+    def _another(self) -> FileExistsError:
+        return FileExistsError(f"{self} was written by another process")
 
     def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:
         put = self.replace(file.read_bytes(), None) if new else self._put(file)
         if put is None:
-            raise FileExistsError(f"{self} was written by another process")
+            raise self._another()
         if not keep:
             file.unlink()
         return str(put.get("e_tag") or put.get("version") or "")
@@ -257,6 +285,8 @@ class BucketPlace(Place, schemes=("s3", "gs")):
 
     def _fetched(self, found: dict[str, Found], names: list[str]) -> Path:
         """The path of these files of the folder, or of the file. A folder with a manifest is checked by it; in messages it ends in its own name."""
+        if UPLOADED in found:
+            raise InputError("was not written to its end", self, "run the command that writes it again")
         if not names:
             file = self.stat()
             if file is None:

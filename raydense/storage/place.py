@@ -140,8 +140,12 @@ class Place(os.PathLike[str]):
     def writing(self, new: bool = False) -> AbstractContextManager[Path]:
         """A path of this machine to write at, a file or a folder, which appears here when the block ends without an exception.
 
-        A folder appears in a bucket file after file. With `new`, FileExistsError if something else exists here by then, which stays; in a
-        bucket it is looked for just before the upload."""
+        A folder appears in a bucket file after file, `half_written` meanwhile if it is `new`. With `new`, FileExistsError if something else exists
+        here by then, which stays; in a bucket it is looked for just before the upload."""
+
+    def half_written(self) -> bool:
+        """Whether it is a part of a `new` folder, which is being uploaded, or whose upload was ended: `writing` begins again."""
+        return False
 
     @abstractmethod
     def publish(self, file: Path, new: bool = False, keep: bool = True) -> str:

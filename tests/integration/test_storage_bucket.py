@@ -455,6 +455,36 @@ def test_import_and_export(store: str, tmp_path: Path) -> None:
         export(ExportSettings(format="beir", output=f"{store}/out/beir", **parts))
 
 
+def test_an_export_that_ended_in_the_middle_begins_again(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Place.of(f"{store}/out")
+    settings = ExportSettings(format="beir", output=str(output), corpus=str(_corpus(f"{store}/corpus").place))
+    put = BucketPlace._put
+
+    def fails(place: BucketPlace, *given: object) -> object:
+        if place.name == "second":
+            raise StorageError("the store failed")
+        return put(place, *given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BucketPlace, "_put", fails)
+        with pytest.raises(StorageError):
+            _write_folder(output, "first", "second")
+    assert set(output.entries()) == {".work", "first"}
+    with pytest.raises(InputError, match="out: was not written to its end; run the command that writes it again"):
+        output.local()
+    assert export(settings) == output
+    assert set(output.files()) == {"corpus.jsonl"}
+    with pytest.raises(InputError, match="exists already"):
+        export(settings)
+
+
+def _write_folder(place: Place, *names: str) -> None:
+    with place.writing(new=True) as aside:
+        aside.mkdir()
+        for name in names:
+            (aside / name).write_text(name)
+
+
 @pytest.mark.parametrize("output", ["out", "a/b/out"])
 def test_an_output_in_its_own_source_is_no_part_of_it(
     store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
