@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from raydense.storage.artifact import ASIDE, WORK
-from raydense.storage.files import remove_left
+from raydense.storage.files import ASIDES, remove_left
 
 ABANDONED_S = 7 * 86_400.0
 _EVERY_S = 3_600.0
@@ -22,7 +22,7 @@ def sweep(cache: Path) -> None:
     if swept.exists() and time.time() - swept.stat().st_mtime < _EVERY_S:
         return
     swept.touch()
-    remove_left([*(cache / "files").rglob(".*.aside"), *(cache / "work" / "writing").glob(".*.aside")])
+    remove_left([*(cache / "files").rglob(ASIDES), *(cache / "work" / "writing").glob(ASIDES)])
     for work in (cache / "work").glob(f"*/{WORK}"):
         with suppress(OSError):  # its process has finished it, or is another user's
             _remove_abandoned(work)

@@ -24,7 +24,7 @@ from raydense.storage import holds
 from raydense.storage.artifact import ASIDE, FORMAT_VERSION, MANIFEST, WORK, Artifact, File, fingerprint_of_files, read_manifest
 from raydense.storage.commits import COMMITS, Commits, log_damaged
 from raydense.storage.digest import as_json, digest_of, write_json
-from raydense.storage.files import follow_umask, sha256_of
+from raydense.storage.files import ASIDES, follow_umask, sha256_of
 from raydense.storage.place import Place, delete_within, together
 from raydense.storage.provenance import differences, versions
 from raydense.storage.unfinished import BEGUN, OURS, begun_from, made_something
@@ -110,6 +110,8 @@ class Draft:
         """Remove what kills left incomplete: here, where no task of this stage runs yet."""
         for aside in self.work.glob(f"{ASIDE}*"):
             shutil.rmtree(aside, ignore_errors=True)
+        for file in self.work.glob(ASIDES):
+            file.unlink(missing_ok=True)
 
     def _resume(self, begun: bool) -> None:
         if not begun:

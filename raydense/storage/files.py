@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import filecmp
+import glob
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from raydense.errors import InputError
 
+ASIDES = ".*.aside"  # the names that `aside_of` gives
 LEFT_S = 86_400.0
 
 
@@ -28,6 +30,11 @@ def aside_of(file: Path, folder: Path | None = None) -> Path:
 def is_aside(file: Path) -> bool:
     """Whether it is a file that is still being written, or that a kill left incomplete."""
     return file.name.startswith(".") and file.name.endswith(".aside")
+
+
+def left_of(file: Path) -> Iterator[Path]:
+    """What is being written, or a kill left incomplete, of a file or folder."""
+    return file.parent.glob(f".{glob.escape(file.name[-60:])}{ASIDES}")
 
 
 def remove_left(asides: Iterable[Path]) -> None:

@@ -17,10 +17,12 @@ from raydense.errors import InputError, LostOutput
 from raydense.storage.files import (
     aside_of,
     is_aside,
+    left_of,
     locked,
     make_folder,
     move_new,
     open_lock,
+    remove_left,
     settle,
     sha256_of,
     sync,
@@ -104,6 +106,7 @@ class LocalPlace(Place, schemes=("", "file")):
     def writing(self, new: bool = False) -> Iterator[Path]:
         aside = aside_of(self.path)
         make_folder(aside.parent)
+        remove_left(left_of(self.path))
         try:
             yield aside
             settle(aside)

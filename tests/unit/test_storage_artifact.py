@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -798,8 +799,20 @@ def test_what_kills_left_incomplete_goes_when_work_goes_on(tmp_path: Path) -> No
     draft.close()
     (tmp_path / "x/.work/aside-0123").mkdir()
     (tmp_path / "x/.work/aside-0123/half").write_text("half")
+    (tmp_path / "x/.work/.weights-1200.safetensors.0123.aside").write_text("half")
     assert list(Draft.open(tmp_path / "x", "run", {"a": 1}).committed()) == ["one.txt"]
-    assert not list((tmp_path / "x/.work").glob("aside-*"))
+    assert not list((tmp_path / "x/.work").glob("*aside*"))
+
+
+def test_what_a_kill_left_of_a_file_or_folder_goes_a_day_later_when_it_is_written_again(tmp_path: Path) -> None:
+    for name, hours in ((".out[1].0.aside", 25), (".out[1].1.aside", 23), (".out.2.aside", 25)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("half")
+        for one in (tmp_path / name / "half", tmp_path / name):
+            os.utime(one, (time.time() - hours * 3_600,) * 2)
+    with Place.of(tmp_path / "out[1]").writing(new=True) as aside:
+        aside.mkdir()
+    assert sorted(os.listdir(tmp_path)) == [".out.2.aside", ".out[1].1.aside", "out[1]"]
 
 
 def test_what_is_written_has_reached_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
