@@ -21,7 +21,7 @@ from raydense.storage.artifact import MANIFEST, WORK, is_output
 from raydense.storage.bucket import WHERE_CREDENTIALS, client, patiently, ray_filesystem
 from raydense.storage.digest import as_json
 from raydense.storage.download import CHUNK, FIX, download, recorded_sums, stream
-from raydense.storage.files import aside_of, locked, walk
+from raydense.storage.files import alone, aside_of, walk
 from raydense.storage.lease import Lease
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import safe_name, scheme_of
@@ -330,7 +330,7 @@ class BucketPlace(Place, schemes=("s3", "gs")):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        with locked(cache.cache() / "work" / f"{_short(str(self))}.lock"):
+        with alone(cache.cache() / "work" / f"{_short(str(self))}.lock"):
             yield
 
     def hold(self) -> Lease:

@@ -164,7 +164,7 @@ def _used(file: Path, size: int) -> bool:
     return True
 
 
-def _removal(shared: bool = False) -> AbstractContextManager[None]:
+def _removal(shared: bool = False) -> AbstractContextManager[int]:
     """A lock: exclusive while files are removed, shared while files are used."""
     return locked(cache() / "locks" / "removal", shared)
 

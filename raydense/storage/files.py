@@ -143,15 +143,37 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(file: Path, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file: one process of this machine at a time, or several that share it. The end of a process releases it."""
+def locked(file: Path, shared: bool = False) -> Iterator[int]:
+    """Hold a lock file, whose descriptor it gives: one process of this machine at a time, or several that share it. The end of a process releases it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = open_lock(file)
     try:
         take(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, file.parent)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """As `locked`, for one process at a time; the lock file is removed at the end."""
+    while True:
+        with locked(file) as descriptor:
+            if not _names(file, descriptor):  # who had it has removed it, and another may hold a new one
+                continue
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether a path is that of an open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def open_lock(file: Path) -> int:

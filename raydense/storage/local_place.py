@@ -15,10 +15,10 @@ from urllib.parse import unquote
 
 from raydense.errors import InputError, LostOutput
 from raydense.storage.files import (
+    alone,
     aside_of,
     is_aside,
     left_of,
-    locked,
     make_folder,
     move_new,
     open_lock,
@@ -185,7 +185,7 @@ class LocalPlace(Place, schemes=("", "file")):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        with locked(self.path.with_name(f"{self.path.name}.{LOCK}")):
+        with alone(self.path.with_name(f"{self.path.name}.{LOCK}")):
             yield
 
     def hold(self) -> FileLock:

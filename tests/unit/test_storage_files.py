@@ -1,13 +1,15 @@
 """Lock files in folders that others may write in."""
 
 import errno
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from raydense.errors import fixable
-from raydense.storage import Place
+from raydense.storage import Place, files
 
 
 def lock(folder: Path) -> None:
@@ -30,3 +32,28 @@ def test_a_lock_that_is_a_link_is_refused_and_empties_no_file(tmp_path: Path, na
     assert caught.value.errno == errno.ELOOP
     assert theirs.read_text() == "what another wrote"
     assert fixable(caught.value) == (2, f"{shared / name}: too many levels of symbolic links; give another path")
+
+
+def test_a_lock_leaves_no_file_and_lets_one_after_another_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, inside, waiting = Place.of(tmp_path / "out"), [], threading.Semaphore(0)
+    take = files.take
+
+    def counted(*given: object) -> None:
+        waiting.release()
+        take(*given)  # type: ignore[arg-type]
+
+    def work() -> None:
+        with place.lock():
+            inside.append(1)
+            assert len(inside) == 1
+            inside.pop()
+
+    monkeypatch.setattr(files, "take", counted)
+    with ThreadPoolExecutor(4) as pool:
+        with place.lock():
+            others = [pool.submit(work) for _ in range(4)]
+            for _ in range(5):
+                assert waiting.acquire(timeout=60)
+        for other in others:
+            other.result()
+    assert list(tmp_path.iterdir()) == []
