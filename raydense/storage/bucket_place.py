@@ -22,7 +22,7 @@ from raydense.storage.bucket import WHERE_CREDENTIALS, client, patiently, ray_fi
 from raydense.storage.digest import as_json
 from raydense.storage.download import CHUNK, FIX, download, recorded_sums, stream
 from raydense.storage.files import alone, aside_of, walk
-from raydense.storage.lease import Lease
+from raydense.storage.lease import CLOCK, WRITER, Lease
 from raydense.storage.local_place import LocalPlace
 from raydense.storage.paths import safe_name, scheme_of
 from raydense.storage.place import Found, Place, together, visible
@@ -189,7 +189,8 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         hold.check()
 
     def half_written(self) -> bool:
-        return (self / UPLOADED).stat() is not None
+        found = self.files().keys()
+        return UPLOADED in found or (bool(found) and found <= {f"{WORK}/{WRITER}", f"{WORK}/{CLOCK}"})
 
     def _another(self) -> FileExistsError:
         return FileExistsError(f"{self} was written by another process")

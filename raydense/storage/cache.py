@@ -1,7 +1,7 @@
 """The cache of this machine: files of buckets, in groups, bounded; those that were not used for the longest time are removed first.
 
 A file that a process has open or mapped may be removed: its bytes stay until the process lets go of it. One that was fetched in the
-last minutes stays even where the cache is full, as its reader may not have opened it yet.
+last minutes stays even where the cache is full, as its reader may not have opened it yet; so does a group that a stage reserves while it reads it.
 """
 
 from __future__ import annotations

@@ -470,6 +470,10 @@ def test_an_export_that_ended_in_the_middle_begins_again(store: str, monkeypatch
         with pytest.raises(StorageError):
             _write_folder(output, "first", "second")
     assert set(output.entries()) == {".work", "first"}
+    assert Place.of(f"{store}/out").half_written()
+    Place.of(f"{store}/began/.work/writer.json").write(b"{}")
+    assert Place.of(f"{store}/began").half_written()
+    assert not Place.of(f"{store}/corpus").half_written()
     with pytest.raises(InputError, match="out: was not written to its end; run the command that writes it again"):
         output.local()
     assert export(settings) == output
