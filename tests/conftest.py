@@ -15,7 +15,22 @@ from hypothesis import settings
 settings.register_profile("raydense", deadline=None)
 settings.load_profile("raydense")
 
+# Files are given out in this order, and the one that takes longest must not be among the last: two of three processes would wait for it.
+LONGEST = ("test_training_memory", "test_recipes_recipe", "test_recipes_constants", "test_retrieval_faiss_size", "test_recipes_sweep")
+LONGEST += ("test_retrieval_faiss_fill",)
+
 SENTENCE = "what causes the fever of a red fox in winter when rivers freeze and old bridges of stone carry no one home"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files of unit tests come first among these."""
+    first = {file: place for place, file in enumerate(LONGEST)}
+    unit = Path(__file__).parent / "unit"
+    places = [place for place, item in enumerate(items) if unit in item.path.parents]
+    in_order = sorted((items[place] for place in places), key=lambda item: first.get(item.path.stem, len(first)))
+    for place, item in zip(places, in_order, strict=True):
+        items[place] = item
 
 
 @pytest.fixture(scope="session")

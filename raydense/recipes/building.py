@@ -27,6 +27,7 @@ class Builder:
         self._content, self._output, self._file, self._shared, self._faults = content, output, file, shared, faults
         self._given, self._defaults = content["given"], content.get("defaults") or {}
         self._folders: dict[str, str] = {}  # of the stages so far
+        self._paths: dict[str, str] = {}  # of the same stages, as `_check_apart` compares them
         self._classes: list[tuple[type[Settings], set[str]]] = []  # of each stage, with the names that it may refer to
         self._unknown: set[str] = set()  # names in the defaults that are of nothing: reported there, and not again by each stage
 
@@ -39,7 +40,8 @@ class Builder:
                 built.append(stage := self._stage(str(name), values))
                 self._folders[stage.name] = stage.settings.output
             # one with a fault has a folder too, so that stages which name it are checked
-            self._folders.setdefault(str(name), os.path.join(str(self._output), str(name)))
+            folder = self._folders.setdefault(str(name), os.path.join(str(self._output), str(name)))
+            self._paths[str(name)] = _path(folder)
         if len(self._classes) == len(self._content["stages"]):
             self._check_keys_of_defaults()
         return tuple(built)
@@ -136,8 +138,9 @@ class Builder:
 
     def _check_apart(self, output: str, where: str) -> None:
         """A fault where an earlier stage's folder is this one, in it or around it."""
-        for name, folder in self._folders.items():
-            if below(output, folder) is not None or below(folder, output) is not None:
+        here = _path(output)
+        for name, there in self._paths.items():
+            if here.startswith(there) or there.startswith(here):
                 self._faults.add(f"lies in the folder of ${name}, or around it", where, "leave it out, or give another folder")
 
     def _defaults_for(self, chosen: type[Settings], values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -196,6 +199,11 @@ class Builder:
             return match[0]
 
         return REFERENCE.sub(replace, value)
+
+
+def _path(folder: str) -> str:
+    """A folder as what every path in it begins with."""
+    return f"{os.path.normpath(Place.of(folder).located)}{os.sep}"
 
 
 def _identity(verb: str, settings: Settings, shared: Place) -> str:

@@ -93,6 +93,11 @@ def test_changes_from_the_command_line(recipe):
         ("$data/corpus", "$words/corpus", "stages.words.corpus: $words stands behind this stage; put it before"),
         ("passages: 200", "passages: 200\n    output: out/words", "stages.words.output: lies in the folder of $data, or around it"),
         ("kind: bm25", "kind: bm25\n    output: out/data/words", "stages.words.output: lies in the folder of $data, or around it"),
+        (
+            "passages: 200\n  words:\n",
+            "passages: 200\n    output: out/a/b\n  words:\n    output: out/a\n",
+            "stages.words.output: lies in the folder of $data, or around it",
+        ),
         ("seed: 7", "sed: 7", "sed: unknown key; did you mean 'seed'?"),
         ("  words:\n    do: index", "  words:\n    du: index", "stages.words: has no `do:`"),
         (
@@ -345,13 +350,6 @@ def test_an_import_whose_source_is_gone_stays_done(recipe, tmp_path):
     assert [state(Stage("data", "import", one, ()))[0] for one in named] == ["done", "changed"]
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_recipe_of_ours_is_valid(file):
-    read = Recipe.read(file, "out")
-    assert read.description
-    assert recipe_file(file.stem).samefile(file)
-
-
 def test_a_report_that_is_done_stays_done(tmp_path):
     run, qrels = Draft.open(tmp_path / "bm25", "run", {}), Draft.open(tmp_path / "qrels", "qrels", {})
     hit = {"query_id": ["q"], "passage_id": ["p"]}
@@ -366,17 +364,14 @@ def test_a_report_that_is_done_stays_done(tmp_path):
 
 
 @pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_recipe_that_comes_along_can_be_planned(file: Path, tmp_path: Path) -> None:
+def test_nothing_is_wrong_with_a_recipe_that_comes_along_but_missing_data(file: Path, tmp_path: Path) -> None:
+    """A sample needs none; there a report may draw the curves of a joint training, which no other stage reads as a model."""
     recipe = Recipe.read(file, tmp_path)
-    assert [row["stage"] for row in plan(recipe)] == [stage.name for stage in recipe.stages]
     assert recipe.description
-
-
-@pytest.mark.parametrize("file", sorted({RECIPES / "quickstart.yaml", *RECIPES.glob("*-sample.yaml")}), ids=lambda file: file.stem)
-def test_nothing_is_wrong_with_a_recipe_that_needs_no_data(file: Path, tmp_path: Path) -> None:
-    """A report may draw the curves of a joint training, which no other stage reads as a model."""
-    rows = plan(Recipe.read(file, tmp_path))
-    assert [(row["stage"], row["note"]) for row in rows if row["state"] == "wrong"] == []
+    missing = "\n" if file.stem == "quickstart" or file.stem.endswith("-sample") else ": no such f"
+    rows = plan(recipe)
+    assert [(row["stage"], row["note"]) for row in rows if row["state"] == "wrong" and missing not in row["note"]] == []
+    assert {row["state"] for row in rows} <= {"ready", "waits", "wrong"}
 
 
 def test_a_training_that_leaves_its_temperature_to_the_model_stays_done(tmp_path):

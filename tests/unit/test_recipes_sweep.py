@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,9 +17,12 @@ from raydense.cli import main
 from raydense.errors import InputError, InputErrors
 from raydense.evaluation.sweep_chart import Axis, bars_svg, chart_svg
 from raydense.evaluation.trials import markdown_table, summarise, text_table
+from raydense.recipes.content import recipe_file
+from raydense.recipes.inputs import _fewer_negatives
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.sweep import Sweep, plan_sweep, trial_to_calibrate
 from raydense.storage import Artifact, Draft
+from raydense.training.settings import LoopSettings, TrainSettings
 
 RECIPE = """
 given: {tau: 0.05, base: tiny, encoder: models/encoder}
@@ -279,16 +283,36 @@ def test_the_plan_of_the_command_line(tmp_path, capsys):
     assert (len(found["trials"]), len(found["stages"])) == (4, 23)
 
 
+@cache
+def ours(recipe: str) -> Sweep:
+    return read(recipe_file(recipe))
+
+
 @pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
 def test_every_sweep_of_ours_is_valid(file):
-    assert len(read(file).trials) > 1
+    assert len(ours(file.stem).trials) > 1
+
+
+@pytest.mark.parametrize("name", ["query-as-context-medquad-sweep", "query-as-context-medquad-controls"])
+def test_variants_of_pre_training_make_as_many_updates(name):
+    """An epoch leaves out passages that have no context: one that is alone in its answer, or without a question."""
+    encoders = [stage.settings for trial in ours(name).trials for stage in trial.recipe.stages if stage.name == "encoder"]
+    assert {one.max_steps for one in encoders if isinstance(one, LoopSettings)} == {337}
+
+
+@pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
+def test_examples_of_trials_have_as_many_negatives_as_are_taken_of_each_query(file):
+    """As test_recipes_constants.py has it of recipes."""
+    stages = [(stage, list(trial.recipe.stages[:i])) for trial in ours(file.stem).trials for i, stage in enumerate(trial.recipe.stages)]
+    trained = [(one.name, _fewer_negatives(one.settings, earlier)) for one, earlier in stages if isinstance(one.settings, TrainSettings)]
+    assert not [(name, fault) for name, fault in trained if fault]
 
 
 @pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
 def test_no_sweep_of_ours_makes_an_exact_index_of_the_same_vectors_twice(file):
     """The seed is a part of each index of vectors, though an exact one draws nothing: the recipe gives one to an index that trials share."""
     made = {}
-    for stage in (stage for trial in read(file).trials for stage in trial.recipe.stages if stage.verb == "index"):
+    for stage in (stage for trial in ours(file.stem).trials for stage in trial.recipe.stages if stage.verb == "index"):
         if stage.settings.kind == "faiss":
             made.setdefault((stage.settings.embeddings, stage.settings.factory), set()).add(stage.settings.output)
     assert [folders for folders in made.values() if len(folders) > 1] == []

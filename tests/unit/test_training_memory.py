@@ -118,6 +118,13 @@ def loaded(asked: LoopSettings) -> torch.nn.Module:
     return load_model(asked, asked.model).train()
 
 
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a test that reads nothing of forward and backward, whose tracing takes a second."""
+    monkeypatch.setattr(Outline, "running", lambda self, pieces: 0)
+
+
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("method", [*METHODS, *PRETRAINING])
 def test_weights_gradients_and_moments_are_those_of_the_model(data: TrainingData, method: str) -> None:
     model, memory = loaded(settings(data, method)), outline(settings(data, method)).memory(2)
@@ -159,9 +166,9 @@ def test_activations_are_what_autograd_saves(data: TrainingData, method: str, dr
     assert saved <= outline(asked).running(1) <= (1 + 1.2 / DEEP) * saved + 3 * logits  # and one layer on the way back
 
 
+@pytest.mark.usefixtures("untraced")
 def test_a_copy_to_save_is_of_the_trained_weights_and_not_on_a_gpu(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
-    monkeypatch.setattr(Outline, "running", lambda self, pieces: 0)
     frozen = outline(settings(data, adapter="lora:rank=4,alpha=8", engine={"name": "ddp"}))
     assert frozen.memory(1).activations == 0, "of an adapter a copy is no more than the gradients were"
     engine, weights = {"name": "deepspeed", "zero": 2, "offload": True}, sum(p.numel() for p in loaded(settings(data)).parameters())
@@ -192,6 +199,7 @@ def test_recomputed_activations_of_a_gpu_are_those_of_the_first_time(
     assert again < whole / 2
 
 
+@pytest.mark.usefixtures("untraced")
 def test_zero_shares_the_optimiser_out(data: TrainingData) -> None:
     estimates = {
         (z, w): outline(settings(data, engine={"name": "deepspeed", "zero": z}, workers=w)).memory(0) for z in (1, 3) for w in (1, 4)
@@ -231,6 +239,7 @@ def test_zero_3_holds_a_share_of_everything(data: TrainingData, monkeypatch: pyt
     assert found.memory(1).total < saved, "the copy to save is not on the GPU"
 
 
+@pytest.mark.usefixtures("untraced")
 def test_ddp_has_buckets_next_to_the_gradients_of_pieces(data: TrainingData) -> None:
     """Of several workers, until the last piece of the last part, after which a gradient is a part of its bucket."""
 
@@ -243,6 +252,7 @@ def test_ddp_has_buckets_next_to_the_gradients_of_pieces(data: TrainingData) -> 
     assert gradients(2, micro_batch=2) == gradients(2, accumulation=2) == 8 * weights
 
 
+@pytest.mark.usefixtures("untraced")
 def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydense.training.memory.casts", lambda settings, device: True)  # as on a GPU
 
@@ -263,6 +273,7 @@ def test_buckets_that_are_not_the_gradients_are_counted(data: TrainingData, monk
     assert gradients(1, gpu=True) - whole[1] == 4_000
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(("zero", "precision", "each"), [(1, "fp32", 8), (1, "bf16", 8), (2, "bf16", 8), (3, "bf16", 0)])
 def test_what_is_offloaded_is_not_on_the_gpu(
     data: TrainingData, monkeypatch: pytest.MonkeyPatch, zero: int, precision: str, each: int
