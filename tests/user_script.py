@@ -47,10 +47,6 @@ def main(folder: Path) -> None:
     of_train = {**small, "queries": str(queries), "examples": str(mined.path)}
     reranker = rd.train(rd.TrainSettings.read({"objective": "reranker", "output": str(folder / "reranker"), **of_train}))
     writer = rd.train(rd.TrainSettings.read({"objective": "generator", "output": str(folder / "writer"), **of_train}))
-
-    rd.train(
-        rd.TrainSettings.read({"objective": "retriever", "topics": str(by_topic.path), "output": str(folder / "by-topic"), **of_train})
-    )
     vectors = rd.encode(rd.EncodeSettings(model=retriever, corpus=corpus, concurrency=(1, 1), output=folder / "vectors"))
     dense = rd.index(rd.IndexSettings(kind="faiss", embeddings=vectors, output=folder / "dense"))
     compared = rd.compare(rd.CompareSettings(embeddings=vectors, factories="Flat SQ8", k=5, output=folder / "compared"))

@@ -168,7 +168,7 @@ def test_texts_are_escaped(tmp_path):
     seed=st.integers(0, 3),
     cuts=st.tuples(st.integers(1, 4), st.integers(1, 30)),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_failed_queries_equal_a_slow_reading(world, k, sample, seed, cuts):
     texts, qrels, run = world
     positives = {q: {p for other, p, r in qrels if other == q and r >= 1} for q, _, _ in qrels}

@@ -75,7 +75,7 @@ def slow_pairs(texts, qrels, runs, depth, keep) -> list[dict]:
 
 
 @given(world=worlds(), other=st.integers(0, 3), depth=st.integers(1, 6), keep=st.integers(1, 5), package=st.integers(1, 7))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_pairs_are_those_of_a_slow_reading(world, other, depth, keep, package) -> None:
     texts, qrels, run = world
     second = {query: hits[other:][::-1] for query, hits in run.items()}

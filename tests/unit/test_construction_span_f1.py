@@ -32,7 +32,7 @@ def tokens(values: list[int]) -> np.ndarray:
     return np.array(values, np.uint32)
 
 
-@sets(max_examples=2_000)
+@sets(max_examples=500)
 @given(
     st.lists(st.integers(0, 5), max_size=24),
     st.lists(st.integers(0, 5), max_size=9),

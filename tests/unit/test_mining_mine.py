@@ -115,7 +115,7 @@ def test_equals_the_slow_reading(world, margins, negatives, window, pick, shorta
 
 
 @given(world=worlds(), negatives=st.integers(1, 6), random=st.integers(1, 6), cuts=st.integers(1, 4), block=st.integers(1, 30))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_random_passages_are_any_others_of_the_corpus(world, negatives, random, cuts, block):
     """These worlds are so small that every passage is drawn, so that a query has as many as there are other texts."""
     texts, qrels, run = world

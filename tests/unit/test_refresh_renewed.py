@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from embeddings import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,15 +50,20 @@ def examples(of: dict[int, list[int]], scores: bool = True, source: str = "old")
     return pa.table(columns, schema=pa.schema([SCHEMAS["examples"].field(name) for name in columns]))
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> PassageStore:
+    folder = tmp_path_factory.mktemp("store") / "corpus"
+    write_corpus(folder, [f"text {i}" for i in range(PASSAGES)])
+    store = PassageStore(folder)
+    assert store.ids(np.arange(PASSAGES)).to_pylist() == [f"p{i}" for i in range(PASSAGES)]
+    return store
+
+
 @settings(max_examples=25, deadline=None)
 @given(rankings, rankings, negatives, st.integers(0, QUERIES))
-def test_what_changed_and_what_stands(now: Ranking, before: Ranking, lists: Ranking, cut: int) -> None:
+def test_what_changed_and_what_stands(store: PassageStore, now: Ranking, before: Ranking, lists: Ranking, cut: int) -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        write_corpus(root / "corpus", [f"text {i}" for i in range(PASSAGES)])
-        ids = [f"p{i}" for i in range(PASSAGES)]
-        store = PassageStore(root / "corpus")
-        assert store.ids(np.arange(PASSAGES)).to_pylist() == ids
         found, earlier = write_run(root / "now", now, cut), write_run(root / "before", before, cut)
         other = read_table(changed(found, earlier, root / "changed").path, "run")
         stands = standing(examples(dict(enumerate(lists))), found, earlier, store)

@@ -75,7 +75,7 @@ def expected_files(texts: list[str], ranges: list[tuple[int, int]], k1: float, b
     return files | {"vocabulary.arrow": sink.getvalue()}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(TEXTS, st.integers(1, 3), st.integers(1, 200), st.integers(1, 40), st.integers(1, 20))
 def test_files_do_not_depend_on_the_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], shards: int, part_bytes: int, pairs: int, words: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydense.retrieval import bm25_shard
@@ -32,6 +32,7 @@ def dense(scores: np.ndarray, words: list[int], k: int) -> tuple[np.ndarray, np.
     return np.where(sums[order] > 0, sums[order], -np.inf), np.where(sums[order] > 0, order + 1_000, -1)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 300), st.integers(1, 120), st.sampled_from([1, 3, 50, 1_000]), st.sampled_from([1, 3]))
 def test_hits_are_those_of_the_dense_sums(seed: int, rows: int, block: int, k: int, threads: int) -> None:
     rng = np.random.default_rng(seed)
