@@ -10,12 +10,14 @@ import pytest
 from raydense.data.store import CorpusWriter
 from raydense.storage import Draft
 
+# in KiB; not ru_maxrss, which begins with what the test's own process holds
+ROWS_AND_PEAK = "print(made.rows, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+
 
 def test_a_hundred_thousand_passages_in_flat_memory(tmp_path: Path) -> None:
-    peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     script = (
         "import sys; from raydense.data.sample import sample; from raydense.data.settings import SampleSettings;"
-        "print(sample(SampleSettings(output=sys.argv[1], passages=int(sys.argv[2]), shard_rows=5000)).rows);" + peak
+        "made = sample(SampleSettings(output=sys.argv[1], passages=int(sys.argv[2]), shard_rows=5000));" + ROWS_AND_PEAK
     )
     grown = []
     for count in (20_000, 100_000):
@@ -54,9 +56,7 @@ def test_two_hundred_thousand_passages_stay_on_disk(tmp_path: Path) -> None:
 def test_five_times_the_documents_in_flat_memory(tiny_folder: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from raydense.inference.split import split; from raydense.inference.settings import SplitSettings;"
-        "made = split(SplitSettings(corpus=sys.argv[1], model=sys.argv[2], output=sys.argv[3], shard_rows=2000));"
-        # not ru_maxrss, which begins with what the test's own process holds
-        "print(made.rows, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+        "made = split(SplitSettings(corpus=sys.argv[1], model=sys.argv[2], output=sys.argv[3], shard_rows=2000));" + ROWS_AND_PEAK
     )
     text = "What causes the fever? Rivers freeze in winter.  Old bridges of stone carry no one home! " * 27
     grown = []

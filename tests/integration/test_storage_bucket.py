@@ -422,10 +422,11 @@ def test_a_process_number_of_another_container_says_nothing(store: str, elsewher
 
 def test_a_process_number_that_was_given_again_is_another_process(store: str) -> None:
     draft, file = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out/.work/writer.json")
+    _commit(draft, "a.txt")
     there = json.loads(file.read() or b"")
     draft.close()
     file.write(json.dumps({**there, "pid": 1}).encode())
-    Draft.open(f"{store}/out", "report", {"x": 1})
+    assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
 
 
 def test_what_is_not_ours_is_left_alone(store: str) -> None:
@@ -569,7 +570,7 @@ def test_a_request_of_ray_train_that_waits_holds_up_no_other(
     store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, go_on = threading.Event(), threading.Event()
-    with proxy(port, lambda *_: None, hold=lambda *_: (asked.set(), go_on.wait(60))) as slow:
+    with proxy(port, lambda *_: None, hold=lambda *_: (asked.set(), go_on.wait(300))) as slow:
         _on_machine("b", slow.port, tmp_path, monkeypatch)
         given = Place.of(f"{store}/x").for_ray()
         waits = threading.Thread(target=given["storage_filesystem"].get_file_info, args=(given["storage_path"],), daemon=True)
@@ -578,7 +579,7 @@ def test_a_request_of_ray_train_that_waits_holds_up_no_other(
         _on_machine("c", port, tmp_path, monkeypatch)
         other = threading.Thread(target=lambda: _written(f"{store}/y"), daemon=True)
         other.start()
-        other.join(30)
+        other.join(120)
         stuck = other.is_alive()
         go_on.set()
         waits.join(60)

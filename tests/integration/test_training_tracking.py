@@ -145,6 +145,8 @@ def test_a_tracker_that_is_not_installed() -> None:
         raise AssertionError("the block was entered")
 
 
-def test_without_a_tracker_lines_go_nowhere() -> None:
+def test_without_a_tracker_lines_go_nowhere(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_module, "import_module", lambda name: pytest.fail(f"{name} is used"))
     with tracking(settings()) as send:
         send({"step": 1, "loss": 0.5})
+    assert client.search_runs([e.experiment_id for e in client.search_experiments()]) == []
