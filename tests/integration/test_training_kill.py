@@ -16,16 +16,17 @@ from training_data import TrainingData, make_training_data
 from raydense.refresh.train import train
 from raydense.storage import Place
 from raydense.training.history import Follower
+from raydense.training.registered import newest_state
 from raydense.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys, json; from raydense.training.settings import TrainSettings; from raydense.refresh.train import train; train(TrainSettings(**json.loads(sys.argv[1])))"
-STEPS = 40
+STEPS = 30
 
 
 def settings_of(data: TrainingData, output: Path) -> TrainSettings:
-    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 60, "every": 10}}
-    return data.settings(output, max_steps=STEPS, checkpoint_every=10, log_every=1, dropout=0.1, engine={"name": "deepspeed"}, **dev)
+    dev = {"dev": {"qrels": str(data.root / "sample/qrels/dev"), "passages": 60, "every": 6}}
+    return data.settings(output, max_steps=STEPS, checkpoint_every=6, log_every=1, dropout=0.1, engine={"name": "deepspeed"}, **dev)
 
 
 def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,8 +34,9 @@ def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, s
     whole, wanted = train(settings_of(data, tmp_path / "undisturbed")), settings_of(data, tmp_path / "killed")
     command = [sys.executable, "-c", RUN, wanted.model_dump_json(exclude_unset=True)]
     process = forked.Popen(command, cwd=ROOT, env=joining)
-    follower, step = Follower(Place.of(tmp_path / "killed/.work/history.jsonl")), 0
-    while step < 23:
+    work = Place.of(tmp_path / "killed/.work")
+    follower, step = Follower(work / "history.jsonl"), 0
+    while step < 14 or not (state := newest_state(work)) or state.step < 12:
         assert process.poll() is None
         step = max([step, *(line["step"] for line in follower.new_lines())])
         time.sleep(0.02)
@@ -48,7 +50,7 @@ def test_killed_in_the_middle_and_run_again(tmp_path: Path, joining: dict[str, s
     printed = capfd.readouterr().err
     continued = [line for line in printed.splitlines() if "continues after" in line]
     assert continued, printed
-    assert int(continued[0].split("continues after ")[1].split()[0]) >= 10
+    assert int(continued[0].split("continues after ")[1].split()[0]) >= state.step
     assert [(f.path, f.sha256) for f in again.files] == [(f.path, f.sha256) for f in whole.files]
     assert again.fingerprint == whole.fingerprint
     steps = [json.loads(line)["step"] for line in (again.path / "history.jsonl").read_text().splitlines()]
