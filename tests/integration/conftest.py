@@ -11,6 +11,8 @@ import ray
 from s3_server import empty, s3_server
 from warm_worker import warm_workers
 
+from raydense.runtime.ray_internals import actors_of
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test of real processes that fails runs once more, and the summary names it: another process of the machine may have been the cause."""
@@ -41,7 +43,8 @@ def ray_cluster() -> None:
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     end = time.monotonic() + 60
-    while ray.available_resources().get("CPU", 0) < 4 and time.monotonic() < end:
+    while ray.available_resources().get("CPU", 0) < 4:
+        assert time.monotonic() < end, [one for one in actors_of() if one["State"] != "DEAD"]
         time.sleep(0.05)
 
 

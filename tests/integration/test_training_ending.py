@@ -34,7 +34,7 @@ from raydense.training.registered import newest_state
 from raydense.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
-STEPS = 60
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +72,32 @@ def until_step(process: subprocess.Popen[str], output: Path, least: int) -> None
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "workers"),
-    [(signal.SIGTERM, 143, 1), (signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 1)],
-    ids=["term", "two workers", "int"],
-)
+def saved_step(wanted: TrainSettings, printed: str, number: signal.Signals) -> int:
+    """That from which a training that has ended continues, as its line, its history and `plan` have it."""
+    assert "train: saves after this step, and ends" in printed
+    (step,) = re.findall(rf"train: ended by {number.name}; the same command continues from step (\d+) of {STEPS}\n", printed)
+    output = Path(wanted.output)
+    done = [json.loads(line)["step"] for line in (output / ".work/history.jsonl").read_text().splitlines()]
+    assert done == list(range(1, int(step) + 1)), "no step was done after the one that it continues from"
+    assert 10 <= int(step) < STEPS
+    assert not (output / "manifest.json").exists()
+    stage = Stage("retriever", "train", wanted, ())
+    assert progress(stage) == f"step {step} is saved"
+    assert left(stage, Forecast(work={"steps": float(STEPS)})).work == {"steps": pytest.approx(STEPS - int(step))}
+    return int(step)
+
+
+def continued(wanted: TrainSettings, step: int, capfd: pytest.CaptureFixture[str]) -> Artifact:
+    capfd.readouterr()
+    again = train(wanted)
+    assert f"train: continues after {step} of {STEPS} steps" in capfd.readouterr().err
+    assert [line["step"] for line in read_history(again.path / "history.jsonl")] == list(range(1, STEPS + 1))
+    return again
+
+
+@pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 1)], ids=["two workers", "int"])
 def test_no_step_is_lost(
     data: TrainingData,
-    whole: Artifact,
     tmp_path: Path,
     joining: dict[str, str],
     capfd: pytest.CaptureFixture[str],
@@ -93,33 +111,24 @@ def test_no_step_is_lost(
         process.send_signal(number)
         _, printed = process.communicate()
     assert process.returncode == code, printed
-    assert "train: saves after this step, and ends" in printed
-    (step,) = re.findall(rf"train: ended by {number.name}; the same command continues from step (\d+) of {STEPS}\n", printed)
-    done = [json.loads(line)["step"] for line in (tmp_path / "ended/.work/history.jsonl").read_text().splitlines()]
-    assert done == list(range(1, int(step) + 1)), "no step was done after the one that it continues from"
-    assert 10 <= int(step) < STEPS
-    assert not (tmp_path / "ended/manifest.json").exists()
-    stage = Stage("retriever", "train", wanted, ())
-    assert progress(stage) == f"step {step} is saved"
-    assert left(stage, Forecast(work={"steps": float(STEPS)})).work == {"steps": pytest.approx(STEPS - int(step))}
-
-    capfd.readouterr()
-    again = train(wanted)
-    assert f"train: continues after {step} of {STEPS} steps" in capfd.readouterr().err
-    assert [line["step"] for line in read_history(again.path / "history.jsonl")] == list(range(1, STEPS + 1))
-    if workers == 1:  # two draw another dropout
-        assert digests(again) == digests(whole)
-        assert again.fingerprint == whole.fingerprint
+    step = saved_step(wanted, printed, number)
+    if workers == 2:  # they draw another dropout than `whole`; one worker continues in the next test
+        continued(wanted, step, capfd)
 
 
-def test_no_step_is_lost_where_the_signal_goes_to_the_process_group(data: TrainingData, tmp_path: Path) -> None:
+def test_no_step_is_lost_where_the_signal_goes_to_the_process_group(
+    data: TrainingData, whole: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """As that of `timeout`: the Ray that the command has started does not hear it."""
-    with begin(settings_of(data, tmp_path / "ended"), own_ray_environment(), start_new_session=True) as process:
+    wanted = settings_of(data, tmp_path / "ended")
+    with begin(wanted, own_ray_environment(), start_new_session=True) as process:
         until_step(process, tmp_path / "ended", 10)
         os.killpg(process.pid, signal.SIGTERM)
         _, printed = process.communicate()
     assert process.returncode == 143, printed
-    assert re.search(rf"train: ended by SIGTERM; the same command continues from step \d+ of {STEPS}\n", printed)
+    again = continued(wanted, saved_step(wanted, printed, signal.SIGTERM), capfd)
+    assert digests(again) == digests(whole)
+    assert again.fingerprint == whole.fingerprint
 
 
 @pytest.mark.long
@@ -157,7 +166,7 @@ def test_a_program_that_goes_on_after_ctrl_c_does_not_train_twice(data: Training
     assert digests(again) == digests(whole)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_workers_that_wait_for_new_negatives_end_at_once(
     data: TrainingData, tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int, ray_cluster: None
 ) -> None:
