@@ -29,7 +29,7 @@ def test_a_question_to_bm25_imports_no_model():
 
 RECIPE = """
 stages:
-  data: {do: sample, passages: 5000}
+  data: {do: sample, passages: 1000, train_queries: 700, dev_queries: 40, test_queries: 60}
   words: {do: index, kind: bm25, corpus: $data/corpus, shards: 4}
   found: {do: search, index: $words, queries: $data/queries, block: 8}
 """

@@ -34,7 +34,7 @@ def test_the_script_uses_every_public_name() -> None:
 def test_a_strict_type_check_passes_the_script_and_no_wrong_one(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("import raydense as rd\n\nrd.encode(rd.EncodeSettings(modle='m'))\nrd.encod\nrd.PassageStore(5)\n")
     (tmp_path / "mypy.ini").write_text(STRICT)
-    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(ROOT / ".mypy_cache/user-script")]
     environment = {**os.environ, "MYPYPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(
         [*command, str(SCRIPT), str(tmp_path / "wrong.py")], capture_output=True, text=True, cwd=tmp_path, env=environment

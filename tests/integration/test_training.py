@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import threading
@@ -25,6 +24,7 @@ from training_data import TrainingData, make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError, fixable
+from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.refresh.train import train
@@ -38,7 +38,7 @@ from raydense.training.registered import RUN, State
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-STEPS = 50
+STEPS = 30
 Curve = Callable[..., list[Line]]
 
 
@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 
 @pytest.fixture(scope="module")
 def curve(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Curve:
-    """The history of a training of 50 steps, run once for each way of running it."""
+    """The history of a training of so many steps, run once for each way of running it."""
     done: dict[tuple, list[Line]] = {}
 
     def run(engine: str, workers: int, zero: int = 1) -> list[Line]:
@@ -72,7 +72,7 @@ def steady(data: TrainingData, output: Path, **changes: object):  # type: ignore
         "normalize": True,
         "temperature": 0.2,
         "accumulation": 2,
-        "checkpoint_every": 10,
+        "checkpoint_every": 6,
         "log_every": 1,
     }
     return data.settings(output, **{**fixed, **changes})
@@ -155,8 +155,7 @@ def workers_here() -> list[psutil.Process]:
 
 def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed twice with one failure allowed: a new checkpoint in between resets the count."""
-    rng = random.Random(os.getpid())
-    moments = [rng.randrange(11, 20), rng.randrange(21, 35)]
+    moments = [9, 16]
     killed: list[tuple[int, int]] = []
 
     def kill() -> None:
@@ -182,12 +181,20 @@ def test_killed_workers_cost_nothing_but_time(data: TrainingData, curve: Curve, 
     assert history == curve("ddp", 2), f"killed at {killed}"
 
 
+def scores_as_here(folder: Path) -> bool:
+    """Whether sentence-transformers scores with a re-ranker as we do, and not with a head of its own."""
+    pairs = [("who built it", "the old bridge"), ("what causes a fever", "a red fox in winter")]
+    model, queries, passages = CrossEncoder.load(folder), *zip(*pairs, strict=True)
+    with torch.no_grad():
+        ours = model(model.tokenize_pairs(list(queries), list(passages)).pad(model.tokenizer.pad_id)).numpy()
+    return np.allclose(TheirCrossEncoder(str(folder), device="cpu", local_files_only=True).predict(pairs), ours, atol=1e-5)
+
+
 def test_a_reranker_learns_and_loads_elsewhere(data: TrainingData, tmp_path: Path) -> None:
     model = train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, pair_length=64))
     history = read_history(model.path / "history.jsonl")
     assert losses(history)[-10:].mean() < losses(history)[:10].mean()
-    theirs = TheirCrossEncoder(str(model.path), device="cpu")
-    assert np.isfinite(theirs.predict([("who built it", "the old bridge")])).all()
+    assert scores_as_here(model.path)
     assert train(data.settings(tmp_path / "model", objective="reranker", max_steps=40, lr=5e-4, pair_length=64)).manifest == model.manifest
 
 
@@ -204,7 +211,7 @@ def test_joint_training_makes_two_models(data: TrainingData, tmp_path: Path) -> 
         workers=2,
         engine={"name": "deepspeed"},
         micro_batch=8,
-        max_steps=60,
+        max_steps=40,
         lr=5e-4,
         log_every=1,
         **dev,
@@ -218,7 +225,7 @@ def test_joint_training_makes_two_models(data: TrainingData, tmp_path: Path) -> 
     measured = [both.summary["dev_start"]["mrr@10"], *(line["mrr@10"] for line in history if "mrr@10" in line)]
     assert both.summary["dev"]["mrr@10"] == max(measured)
     assert DualEncoder.load(Artifact.open(both.path / "retriever", "model")).dimension == 128
-    assert np.isfinite(TheirCrossEncoder(str(both.path / "reranker"), device="cpu").predict([("who built it", "the old bridge")])).all()
+    assert scores_as_here(both.path / "reranker")
     with pytest.raises(InputError, match="holds two models; give the retriever/ or the reranker/"):
         DualEncoder.load(both.path)
     assert train(wanted).manifest == both.manifest
