@@ -215,13 +215,6 @@ def test_retrievers_of_one_recipe_read_texts_alike(file: Path) -> None:
     assert len(reads) <= 1
 
 
-def test_variants_of_joint_training_learn_from_as_many_lists() -> None:
-    sweep = Sweep.read(recipe_file("rocketqav2-msmarco-sweep"), "out")
-    assert sweep is not None
-    joints: list[Any] = [stage.settings for trial in sweep.trials for stage in trial.recipe.stages if stage.name == "joint"]
-    assert [one.epochs * (2 if one.more_examples else 1) for one in joints] == [4] * len(joints)
-
-
 @pytest.mark.parametrize("data", ["msmarco", "nq"])
 def test_the_main_table_trains_rocketqav2_as_its_own_recipe(data: str) -> None:
     """From as large models: RocketQA's own re-ranker is larger than RocketQAv2's."""

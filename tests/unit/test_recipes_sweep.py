@@ -300,6 +300,11 @@ def test_variants_of_pre_training_make_as_many_updates(name):
     assert {one.max_steps for one in encoders if isinstance(one, LoopSettings)} == {337}
 
 
+def test_variants_of_joint_training_learn_from_as_many_lists():
+    joints = [stage.settings for trial in ours("rocketqav2-msmarco-sweep").trials for stage in trial.recipe.stages if stage.name == "joint"]
+    assert [one.epochs * (2 if one.more_examples else 1) for one in joints] == [4] * len(joints)
+
+
 @pytest.mark.parametrize("file", SWEPT, ids=lambda file: file.stem)
 def test_examples_of_trials_have_as_many_negatives_as_are_taken_of_each_query(file):
     """As test_recipes_constants.py has it of recipes."""
