@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
@@ -80,7 +81,7 @@ def measure(vectors: Path, factory: str, ways: list[str]) -> None:
         for way in ways:
             command = [sys.executable, __file__, "--fill", str(vectors), str(empty), way]
             got = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()[-1])
-            plan = plan_build(factory, source.dimension, source.rows, 1, 1 if way == "add" else int(way))
+            plan = replace(plan_build(factory, source.dimension, source.rows, 1), threads=1 if way == "add" else int(way))
             expected = f"expected {size(plan.file_bytes[0])}, file / expected {got['file'] / plan.file_bytes[0]:.3f}"
             held = (
                 f"held {size(got['peak'])}, {(got['peak'] - 300 * 2**20) / got['file']:.2f} x file + 300 MiB, task {size(plan.task_bytes)}"

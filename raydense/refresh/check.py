@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from raydense.data.store import PassageStore
@@ -12,7 +11,7 @@ from raydense.forecast import Known
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.models.model_size import check_dimensions, model_of
 from raydense.refresh.generation import index_settings
-from raydense.retrieval.faiss_plan import check_disk, check_memory, check_shards, check_training, plan_build, threads_of
+from raydense.retrieval.faiss_plan import check_disk, check_memory, check_shards, check_training, plan_build
 from raydense.retrieval.faiss_shard import check_factory
 from raydense.retrieval.faiss_size import size_of
 from raydense.retrieval.sharding import shards_for
@@ -51,10 +50,10 @@ def _check_of(settings: TrainSettings, refresh: RefreshSettings, rows: int, dime
     check_factory(refresh.factory, refresh.search_params, dimension)
     asked = index_settings(refresh, settings.output, "vectors")
     shards = asked.shards or shards_for(size_of(asked.factory, dimension).vector, rows)
-    plan = plan_build(asked.factory, dimension, rows, shards, group="refresh.")
-    check_training(plan, asked.train_sample)
+    plan = plan_build(asked.factory, dimension, rows, shards, "refresh.", asked.train_sample)
+    check_training(plan)
     ensure_ray()
-    check_memory(replace(plan, threads=threads_of(asked, shards)))
+    check_memory(plan)
     if begun_from(settings.output) is None:  # later, what takes the room may be the index itself, or one that it replaces
         output = Place.of(settings.output)
         check_disk(plan, output, output.working(""), range(shards))

@@ -10,13 +10,12 @@ import numpy as np
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import fill, train
 from raydense.retrieval.faiss_library import faiss
-from raydense.retrieval.faiss_plan import check_build, check_shards, check_training, plan_build, threads_of
+from raydense.retrieval.faiss_plan import check_build, check_shards, check_training, plan_build, training_threads, with_threads
 from raydense.retrieval.faiss_size import index_of, reason
 from raydense.retrieval.nprobe import Shard, choose_nprobe
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.runtime.session import physical_cpus
 from raydense.runtime.tasks import run_tasks, shard_ranges
 from raydense.storage import Artifact, Draft
 
@@ -39,13 +38,18 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     ranges = shard_ranges(vectors.rows, settings.shards)
     there = draft.committed()
     missing = [i for i in range(settings.shards) if shard_file(i) not in there]
-    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, threads_of(settings, len(missing)))
-    check_training(plan, settings.train_sample)
+    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, sample=settings.train_sample)
+    check_training(plan)
     check_build(settings, plan, draft, missing)
-    if EMPTY not in there:
-        empty = _train(settings, vectors)
-        draft.commit(EMPTY, lambda path: faiss.write_index(empty, str(path)), 0)
-    calls = [(draft, vectors.artifact.located, vectors.artifact.fingerprint, i, *ranges[i], plan.threads) for i in missing]
+    where = vectors.artifact.located, vectors.artifact.fingerprint
+    if EMPTY not in there and plan.train_bytes:
+        threads = training_threads(plan, settings)
+        list(run_tasks("index", _make_empty, [(draft, settings, *where, threads)], memory=plan.train_bytes, cpus=threads))
+    elif EMPTY not in there:
+        _make_empty(draft, settings, *where)
+    if missing:
+        plan = with_threads(plan, settings, len(missing))
+    calls = [(draft, *where, i, *ranges[i], plan.threads) for i in missing]
     done = sum(there[shard_file(i)].rows for i in range(settings.shards) if i not in set(missing))
     with Progress("index", vectors.rows, "vectors", done) as progress:
         for rows in run_tasks("index", _fill, calls, settings.concurrency, plan.task_bytes, plan.threads):
@@ -72,18 +76,19 @@ def _summary(draft: Draft, settings: IndexSettings, vectors: Vectors, ranges: li
     }
 
 
-def _train(settings: IndexSettings, vectors: Vectors) -> faiss.Index:
+def _make_empty(draft: Draft, settings: IndexSettings, embeddings: str, fingerprint: str, threads: int = 1) -> None:
+    """Commit the index without vectors, trained; its bytes do not depend on `threads`."""
+    vectors = Vectors(embeddings, fingerprint=fingerprint)
     index = index_of(settings.factory, vectors.dimension)
-    if index.is_trained:
-        return index
-    size = min(settings.train_sample, vectors.rows)
-    rows = np.sort(np.random.default_rng(settings.seed).choice(vectors.rows, size, replace=False, shuffle=False))
-    try:
-        train(index, vectors.take(rows), physical_cpus())
-    except RuntimeError as error:
-        what = f"{size:,} vectors do not train {settings.factory!r}: {reason(error)}"
-        raise InputError(what, "factory", "use fewer lists or bits, a larger train_sample, or Flat") from None
-    return index
+    if not index.is_trained:
+        size = min(settings.train_sample, vectors.rows)
+        rows = np.sort(np.random.default_rng(settings.seed).choice(vectors.rows, size, replace=False, shuffle=False))
+        try:
+            train(index, vectors.take(rows), threads)
+        except RuntimeError as error:
+            what = f"{size:,} vectors do not train {settings.factory!r}: {reason(error)}"
+            raise InputError(what, "factory", "use fewer lists or bits, a larger train_sample, or Flat") from None
+    draft.commit(EMPTY, lambda path: faiss.write_index(index, str(path)), 0)
 
 
 def _fill(draft: Draft, embeddings: str, fingerprint: str, shard: int, start: int, stop: int, threads: int) -> int:

@@ -2,7 +2,7 @@
 
 An index that grows takes up to twice its size; here each array gets its full size before it is filled. Each thread encodes another
 block, with one thread of FAISS, so that the bytes do not depend on how many there are. A graph is built by one thread: with more,
-FAISS adds its nodes in another order.
+FAISS adds its nodes in another order. Stored blocks are cut, the same for any number of threads: 64 of them would be 13 GB at 768 dimensions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydense.retrieval.faiss_library import faiss
-from raydense.retrieval.vectors import BLOCK_ROWS
 
 Block = NDArray[np.floating]
 
 _COMPARED = 4_096  # vectors that FAISS compares with the centroids at once: cut elsewhere, their scores differ in the last bit
-CUT_ROWS = _COMPARED  # vectors in work in a thread, at least; less than twice as many
+CUT_ROWS = _COMPARED  # vectors of a piece of a block, at least
+MOST_ROWS = CUT_ROWS + _COMPARED  # that a thread has in work
 
 
 def is_exact(index: faiss.Index) -> bool:
@@ -30,31 +30,45 @@ def is_exact(index: faiss.Index) -> bool:
     return isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
 
 
-def train(index: Any, vectors: Block, threads: int) -> None:
+def train(owner: Any, vectors: Block, threads: int) -> None:
     """Train an index on float32 [n, d] by up to `threads` threads: by one where the bytes would depend on their number.
 
     With more, linear algebra (PCA, OPQ) rounds otherwise, and a graph of centroids may be built in another order. RuntimeError on too
     few vectors.
     """
-    lists = faiss.try_extract_index_ivf(index)
-    graph = lists is not None and not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexFlat)
-    faiss.omp_set_num_threads(1 if graph or isinstance(index, faiss.IndexPreTransform) else threads)
-    index.train(vectors)
+    index: Any = faiss.downcast_index(owner)
+    if isinstance(index, faiss.IndexPreTransform):
+        chain: Any = index.chain
+        faiss.omp_set_num_threads(1)
+        for step in (chain.at(i) for i in range(chain.size())):
+            if not step.is_trained:
+                step.train(vectors)
+            vectors = step.apply(vectors)
+        train(index.index, vectors, threads)
+    elif isinstance(index, faiss.IndexRefine):
+        train(index.base_index, vectors, threads)
+        train(index.refine_index, vectors, threads)
+    else:
+        lists: Any = faiss.try_extract_index_ivf(index)
+        graph = lists is not None and not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexFlat)
+        faiss.omp_set_num_threads(1 if graph else threads)
+        index.train(vectors)
+    index.is_trained = True
 
 
 def fill(index: Any, rows: int, blocks: Callable[[], Iterable[Block]], threads: int = 1) -> float | None:
-    """Add `rows` vectors to an empty, trained index, which then has the bytes that `index.add` of each block gives with one thread.
+    """Add `rows` vectors to an empty, trained index, which then has the bytes that `index.add` of each piece gives with one thread.
 
-    `blocks()` gives them anew at each call, float32 or float16 [at most `BLOCK_ROWS`, d]: inverted lists take two passes. Returns the
-    largest norm of a vector as an exact index stores it, None for other indexes.
+    `blocks()` gives them anew at each call, float32 or float16 [n, d], which are cut into `pieces`: inverted lists take two passes.
+    Returns the largest norm of a vector as an exact index stores it, None for other indexes.
     """
     faiss.omp_set_num_threads(1)  # of this thread; those of the pool have a setting of their own
     part = part_of(index, rows, threads)
     with ThreadPoolExecutor(threads, initializer=faiss.omp_set_num_threads, initargs=(1,)) as pool:
         if part.surveyed:
-            _each(pool, threads, part.survey, part.cut(blocks()), _nothing)
+            _each(pool, threads, part.survey, pieces(blocks()), _nothing)
             part.make_room()
-        _each(pool, threads, part.prepare, part.cut(blocks()), part.append)
+        _each(pool, threads, part.prepare, pieces(blocks()), part.append)
     part.finish()
     return part.largest_norm if is_exact(index) else None
 
@@ -74,19 +88,28 @@ def part_of(owner: Any, rows: int, threads: int) -> Part:
     return Part(index, rows, threads)
 
 
-def block_rows(index: Any) -> int:
-    """The most vectors that a thread has in work."""
-    return CUT_ROWS + _COMPARED if part_of(index, 0, 1).divisible else BLOCK_ROWS
+def pieces(blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
+    """Each block in pieces of fewer than `MOST_ROWS` vectors, with the first row of each."""
+    first = 0
+    for block in blocks:
+        size = len(block)
+        yield from ((first + a, block[a:b]) for a, b in pairwise([0, *range(CUT_ROWS, size - _COMPARED + 1, CUT_ROWS), size]))
+        first += size
+
+
+def has_work_for_threads(index: Any) -> bool:
+    """Whether several threads fill an index in less time than one."""
+    return part_of(index, 0, 1).parallel
 
 
 class Part:
     """An index to which one thread adds blocks in order: a graph, or one of a kind that is not known better.
 
     `prepare` is called by any thread with the first row and the vectors of a block; `append` in order with what it returned. Where
-    `surveyed`, all blocks go through `survey` first. `divisible` means that cutting a block changes no byte.
+    `surveyed`, all blocks go through `survey` first. `parallel` means that most of the work is not in `append`.
     """
 
-    surveyed, divisible, largest_norm = False, False, 0.0
+    surveyed, parallel, largest_norm = False, False, 0.0
 
     def __init__(self, index: Any, rows: int, threads: int) -> None:
         self.index, self.rows, self.threads = index, rows, threads
@@ -113,22 +136,14 @@ class Part:
     def finish(self) -> None:
         self.index.ntotal = self.rows
 
-    def cut(self, blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
-        """Each block, or its pieces, with its first row."""
-        first = 0
-        for block in blocks:
-            size = len(block)
-            cuts = range(CUT_ROWS, size - _COMPARED + 1, CUT_ROWS) if self.divisible else ()
-            yield from ((first + a, block[a:b]) for a, b in pairwise([0, *cuts, size]))
-            first += size
-
 
 class _Codes(Part):
     """An index that is one array of codes: each thread writes those of its block in place."""
 
+    parallel = True
+
     def __init__(self, index: Any, rows: int, threads: int) -> None:
         self.index, self.rows, self.threads = index, rows, threads
-        self.divisible = not isinstance(index, faiss.IndexPQ)
         self._exact = is_exact(index)
         index.codes.resize(rows * index.code_size)
         self._codes = faiss.rev_swig_ptr(index.codes.data(), rows * index.code_size).reshape(rows, index.code_size)
@@ -148,12 +163,11 @@ class _Codes(Part):
 class _Lists(Part):
     """Inverted lists: a first pass finds the list of each vector, by several threads; lists of the right length are then filled."""
 
-    surveyed = True
+    surveyed = parallel = True
 
     def __init__(self, index: Any, rows: int, threads: int) -> None:
         self.index, self.rows, self.threads = index, rows, threads
         self._quantizer = faiss.downcast_index(index.quantizer)
-        self.divisible = isinstance(self._quantizer, faiss.IndexFlat)
         self._by_list = isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFRaBitQ)
         self._numbers = np.empty(rows, np.int32)
 
@@ -179,7 +193,7 @@ class _Transformed(Part):
     def __init__(self, index: Any, rows: int, threads: int) -> None:
         self.index, self.rows, self.threads = index, rows, threads
         self._inner = part_of(index.index, rows, threads)
-        self.surveyed = self._inner.surveyed
+        self.surveyed, self.parallel = self._inner.surveyed, self._inner.parallel
 
     def _apply(self, block: Block) -> Block:
         for i in range(self.index.chain.size()):
@@ -210,7 +224,7 @@ class _Refined(Part):
         self.index, self.rows, self.threads = index, rows, threads
         self._parts = [part_of(one, rows, threads) for one in (index.base_index, index.refine_index)]
         self.surveyed = any(part.surveyed for part in self._parts)
-        self.divisible = all(part.divisible for part in self._parts)
+        self.parallel = any(part.parallel for part in self._parts)
 
     def survey(self, start: int, block: Block) -> None:
         for part in self._parts:

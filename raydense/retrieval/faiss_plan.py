@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_fill import block_rows
+from raydense.retrieval.faiss_fill import MOST_ROWS, has_work_for_threads
 from raydense.retrieval.faiss_size import IndexSize, has_lists, index_of, least_trained, size_of
 from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
 from raydense.retrieval.nprobe import DEPTH, QUERIES
@@ -19,19 +21,23 @@ from raydense.retrieval.shard_actor import claims, shard_nodes
 from raydense.retrieval.sharding import shards_for
 from raydense.retrieval.vectors import BLOCK_ROWS
 from raydense.runtime.progress import size
+from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales, joins_cluster, physical_cpus
 from raydense.runtime.tasks import shard_ranges
 from raydense.storage import Draft, Place
 
+_TRAINED = 3  # the sample in float32, what a transformation or the residuals make of it, and FAISS's own selection
 _SMALLER = ("SQfp16", "SQ8", "RaBitQ,Refine(SQ8)", "RaBitQ,Refine(SQ4)", "RaBitQ")
 _ROW_BYTES = 4  # the number of a vector's inverted list, between the two passes
+_ONE_BY_ONE = 0.1  # of a task's work, about: its files are read and written by one thread
+_RELEASE_S = 10.0  # until the cores and the memory of what has ended are free
 
 
 @dataclass(frozen=True)
 class BuildPlan:
     """What an index of `rows` vectors needs: `shards` [start, stop) rows of each, `size` of its files, and tasks of some threads.
 
-    `group` is what the names of its settings begin with, as "refresh." where another stage makes the index.
+    `sample` of its vectors train it. `group` is what the names of its settings begin with, as "refresh." where another stage makes the index.
     """
 
     factory: str
@@ -40,6 +46,7 @@ class BuildPlan:
     size: IndexSize
     threads: int = 1
     group: str = ""
+    sample: int = 0
 
     @property
     def rows(self) -> int:
@@ -58,8 +65,15 @@ class BuildPlan:
     @property
     def task_bytes(self) -> int:
         """The memory of the task that fills the largest shard: the shard, the blocks in work, and the process."""
-        blocks = 5 * self.threads * min(block_rows(index_of(self.factory, self.dimension)), self.largest) * self.dimension * 4
+        blocks = 5 * min(self.threads * MOST_ROWS, self.largest) * self.dimension * 4
         return max(self.file_bytes) + _ROW_BYTES * self.largest + blocks + PROCESS_BYTES
+
+    @property
+    def train_bytes(self) -> int:
+        """The memory of the task that trains the index: the sample, FAISS's copies of it, what is learnt, and the process."""
+        if not self.sample or index_of(self.factory, self.dimension).is_trained:
+            return 0
+        return _TRAINED * min(self.sample, self.rows) * self.dimension * 4 + self.size.fixed + PROCESS_BYTES
 
     @property
     def nprobe_bytes(self) -> int:
@@ -72,7 +86,7 @@ class BuildPlan:
     @property
     def largest_task(self) -> int:
         """The memory of the largest task of the stage."""
-        return max(self.task_bytes, self.nprobe_bytes)
+        return max(self.task_bytes, self.train_bytes, self.nprobe_bytes)
 
     @property
     def search_bytes(self) -> MemoryPlan:
@@ -80,22 +94,55 @@ class BuildPlan:
         return MemoryPlan([one + PROCESS_BYTES for one in self.file_bytes], 1)
 
 
-def plan_build(factory: str, dimension: int, rows: int, shards: int, threads: int = 1, group: str = "") -> BuildPlan:
-    """The plan of an index; InputError on a factory string that FAISS does not know."""
-    return BuildPlan(factory, dimension, shard_ranges(rows, shards), size_of(factory, dimension), threads, group)
+def plan_build(factory: str, dimension: int, rows: int, shards: int, group: str = "", sample: int = 0) -> BuildPlan:
+    """The plan of an index, by tasks of one thread; InputError on a factory string that FAISS does not know."""
+    return BuildPlan(factory, dimension, shard_ranges(rows, shards), size_of(factory, dimension), 1, group, sample)
 
 
-def threads_of(settings: IndexSettings, tasks: int) -> int:
-    """The threads of one of the `tasks` that fill the shards."""
-    return 1 if settings.background else threads_each(tasks, settings.concurrency)
+def with_threads(plan: BuildPlan, settings: IndexSettings, tasks: int) -> BuildPlan:
+    """The plan for `tasks` that are left to fill shards, with the threads of each."""
+    if settings.background or not has_work_for_threads(index_of(plan.factory, plan.dimension)):
+        return plan
+    return replace(plan, threads=threads_each(tasks, settings.concurrency, lambda threads: replace(plan, threads=threads).task_bytes))
 
 
-def threads_each(tasks: int, concurrency: int) -> int:
-    """The threads of one of `tasks`: the cores that would be idle if each had one; no more than a node has beside actors of a pool."""
-    nodes = [node["Resources"]["CPU"] for node in shard_nodes(False)] if joins_cluster() else [physical_cpus()]
-    sliver = claims(False, ray.nodes())["num_cpus"] if joins_cluster() else 0
-    at_once = max(1, min(tasks, concurrency or tasks))
-    return max(1, min(int(sum(nodes)) // at_once, int(max(nodes, default=1) - sliver)))
+def training_threads(plan: BuildPlan, settings: IndexSettings) -> int:
+    """The threads of the task that trains the index."""
+    return 1 if settings.background else threads_each(1, 0, lambda threads: plan.train_bytes)
+
+
+def threads_each(tasks: int, concurrency: int, task_bytes: Callable[[int], int]) -> int:
+    """The threads of each of `tasks` with which they end first, on what others leave of the nodes' cores and memory; at least 1.
+
+    A task claims as many CPUs: it would wait for ever for one that a server holds. `task_bytes` is its memory by its threads.
+    """
+    nodes = _unclaimed()
+
+    def time_taken(threads: int) -> float:
+        at_once = min(concurrency or tasks, sum(min(cpus // threads, memory // max(1, task_bytes(threads))) for cpus, memory in nodes))
+        return math.ceil(tasks / at_once) * (1 / threads + _ONE_BY_ONE) if at_once else math.inf
+
+    return min(range(1, max((cpus for cpus, _ in nodes), default=1) + 1), key=time_taken, default=1)
+
+
+def _unclaimed() -> list[tuple[int, int]]:
+    """The CPUs and the memory of each node that nobody has claimed; waits a while for what has ended to release its own.
+
+    The sliver of a CPU that an actor of a pool claims stays free.
+    """
+    nodes, end = shard_nodes(False), time.monotonic() + _RELEASE_S
+    sliver, most = (claims(False, ray.nodes())["num_cpus"], math.inf) if joins_cluster() else (0, physical_cpus())
+
+    def cpus(resources: dict[str, float]) -> int:
+        return int(min(most, resources.get("CPU", 0) - sliver))
+
+    while True:
+        unclaimed = free_by_node()
+        free = [unclaimed.get(node["NodeID"], node["Resources"]) for node in nodes]
+        all_free = all(cpus(left) == cpus(node["Resources"]) for left, node in zip(free, nodes, strict=True))
+        if all_free or time.monotonic() > end:
+            return [(cpus(left), int(left.get("memory", 0))) for left in free]
+        time.sleep(0.2)
 
 
 def check_shards(shards: int, rows: int) -> None:
@@ -104,12 +151,12 @@ def check_shards(shards: int, rows: int) -> None:
         raise InputError(f"{shards} shards of {rows} vectors", "shards", f"give at most {rows}")
 
 
-def check_training(plan: BuildPlan, sample: int) -> None:
-    """InputError if `sample` vectors, or all if they are fewer, do not train the index."""
-    size, least = min(sample, plan.rows), least_trained(index_of(plan.factory, plan.dimension))
-    if size < least:
-        larger = "a larger train_sample, " if sample < plan.rows and not plan.group else ""
-        what = f"{size:,} vectors do not train {plan.factory!r}, which needs {least:,}"
+def check_training(plan: BuildPlan) -> None:
+    """InputError if the sample, or all vectors if they are fewer, does not train the index."""
+    drawn, least = min(plan.sample, plan.rows), least_trained(index_of(plan.factory, plan.dimension))
+    if drawn < least:
+        larger = "a larger train_sample, " if plan.sample < plan.rows and not plan.group else ""
+        what = f"{drawn:,} vectors do not train {plan.factory!r}, which needs {least:,}"
         raise InputError(what, "factory", f"use fewer lists or bits, {larger}or Flat")
 
 
@@ -142,7 +189,13 @@ def check_disk(plan: BuildPlan, place: Place, folder: Path, shards: Iterable[int
 
 
 def _check_nodes(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
-    """InputError if no node could run the task of the largest shard, or the nodes not hold the index unless it is searched elsewhere."""
+    """InputError if no node could train the index or run the task of the largest shard, or the nodes not hold it unless it is searched elsewhere."""
+    if plan.train_bytes > max(nodes, default=0):
+        what = f"to train {plan.factory} with {min(plan.sample, plan.rows):,} vectors of {plan.dimension} needs {size(plan.train_bytes)} of memory"
+        fix = "give a larger machine, or a factory that is not trained" if plan.group else "give a smaller one, or a larger machine"
+        raise InputError(
+            f"{what}, and the largest node has {size(max(nodes, default=0))}", "factory" if plan.group else "train_sample", fix
+        )
     if not _fills(plan, nodes):
         what = f"a task of {_named(plan)} needs {size(plan.largest_task)} of memory, and the largest node has {size(max(nodes, default=0))}"
         raise InputError(what, "index", " or ".join([*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]))

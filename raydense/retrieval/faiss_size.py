@@ -30,15 +30,30 @@ class IndexSize:
 
 
 def index_of(factory: str, dimension: int) -> Any:
-    """An untrained index; InputError on a factory string that FAISS does not know or that has ids of its own."""
+    """An untrained index; InputError on a factory string that FAISS does not know, or whose index cannot be filled in parts, or has ids of its own."""
+    if "L2norm" in factory:
+        what = f"{factory!r} normalises vectors, and their scores are inner products as the model was trained for"
+        raise InputError(what, "factory", "leave out L2norm: a model of cosine similarity normalises its vectors itself")
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         faiss.clone_index(index)
+        if not isinstance(_inner(index), faiss.IndexNSG):
+            _size(index)
     except RuntimeError as error:
         raise InputError(f"FAISS cannot make {factory!r}: {reason(error)}", "factory", "as Flat, SQfp16, IVF4096,Flat") from None
     if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
         raise InputError(f"{factory!r} brings its own ids", "factory", "leave out IDMap: rows are the ids")
+    if isinstance(_inner(index), faiss.IndexNSG):
+        raise InputError(f"FAISS fills {factory!r} only at once, and an index is filled block by block", "factory", "use HNSW, as HNSW32")
     return index
+
+
+def _inner(owner: Any) -> Any:
+    """The index behind transformations and refinements."""
+    index: Any = faiss.downcast_index(owner)
+    if isinstance(index, faiss.IndexPreTransform):
+        return _inner(index.index)
+    return _inner(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
 def has_lists(factory: str, dimension: int) -> bool:
@@ -66,9 +81,8 @@ def least_trained(owner: Any) -> int:
         return max(*map(_least_of_step, _steps(index)), least_trained(index.index))
     if isinstance(index, faiss.IndexRefine):
         return max(least_trained(index.base_index), least_trained(index.refine_index))
-    if isinstance(index, faiss.IndexHNSW | faiss.IndexNSG):
-        graph: Any = index
-        return least_trained(graph.storage)
+    if isinstance(index, faiss.IndexHNSW):
+        return least_trained(index.storage)
     codes = index.pq.ksub if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer) else 1
     return max(codes, index.nlist) if isinstance(index, faiss.IndexIVF) else codes
 
@@ -93,7 +107,7 @@ def _size(owner: Any) -> IndexSize:
         return _size(index.base_index) + _size(index.refine_index)
     if isinstance(index, faiss.IndexHNSW):
         return _size(index.storage) + IndexSize(_NODE + 4 * links(index.hnsw), 0)
-    if isinstance(index, faiss.IndexNSG):
+    if isinstance(index, faiss.IndexNSG):  # of centroids
         graph: Any = index
         return _size(graph.storage) + IndexSize(4 * index.nsg.R, 0)
     if isinstance(index, faiss.IndexIVF):

@@ -27,7 +27,7 @@ def vectors_forecast(settings: IndexSettings, vectors: Holds) -> Forecast:
 
     rows, width, lists = vectors.rows, int(vectors.each), lists_of(settings.factory)
     shards = settings.shards or shards_begun(settings) or shards_for(size_of(settings.factory, width).vector, rows)
-    plan = plan_build(settings.factory, width, rows, shards)
+    plan = plan_build(settings.factory, width, rows, shards, sample=settings.train_sample)
     disk = sum(plan.file_bytes)
     made = Holds(rows, vectors.word, width, disk + 16.0 * rows, probed_share(settings.factory), lists, shards)
     task = f"{size(plan.task_bytes)} for each task that fills one"
@@ -38,7 +38,9 @@ def vectors_forecast(settings: IndexSettings, vectors: Holds) -> Forecast:
         work["products"] = float((trained + rows) * lists * width + (_CHOOSING * rows * width if settings.recall else 0))
     elif "HNSW" in settings.factory:
         work["products"] = float(_LINKS * rows * width)
-    return Forecast(needs, {settings.output: made}, f"index {'lists' if lists else 'vectors'}", work, plan.task_bytes)
+    return Forecast(
+        needs, {settings.output: made}, f"index {'lists' if lists else 'vectors'}", work, max(plan.task_bytes, plan.train_bytes)
+    )
 
 
 def search_work(known: Known, queries: Holds, index: Holds, k: int, model: str | None, search_params: str) -> tuple[str, dict[str, float]]:

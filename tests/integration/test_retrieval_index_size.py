@@ -41,7 +41,7 @@ def test_a_repeated_run_keeps_the_shards(given: IndexSettings, monkeypatch: pyte
 def test_threads_change_no_byte(given: IndexSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for threads in (1, 4):
-        monkeypatch.setattr(faiss_plan, "threads_each", lambda tasks, at_once, threads=threads: threads)
+        monkeypatch.setattr(faiss_plan, "threads_each", lambda *asked, threads=threads: threads)
         made.append(index(given.replaced({"output": str(tmp_path / f"{threads}")})).fingerprint)
     assert made[0] == made[1]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raydense.errors import InputError
 from raydense.retrieval import faiss_plan
-from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each
+from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each, with_threads
 from raydense.retrieval.settings import IndexSettings
 from raydense.storage import Draft
 
@@ -28,6 +29,19 @@ def check(
     check_build(settings, plan, Draft.open(settings.output, "index", {}), list(range(shards)))
 
 
+def put_nodes(monkeypatch: pytest.MonkeyPatch, cpus: list[int], free: list[float] | None = None, gib: float = 1_000) -> None:
+    """A cluster of nodes with these CPUs and the same memory, of which so many CPUs are free."""
+    nodes = [
+        {"NodeID": str(number), "Alive": True, "Resources": {"CPU": float(each), "memory": gib * GIB} if each else {}}
+        for number, each in enumerate(cpus)
+    ]
+    left = {str(number): {"CPU": each, "memory": gib * GIB} for number, each in enumerate(cpus if free is None else free)}
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr(faiss_plan, "free_by_node", lambda: left)
+    monkeypatch.setattr(faiss_plan, "joins_cluster", lambda: True)
+    monkeypatch.setattr(faiss_plan, "_RELEASE_S", 0)
+
+
 @pytest.mark.parametrize(
     ("heads", "workers", "threads"),
     [([], [8], 8), ([0], [8], 7), ([0], [1], 1), ([0], [8, 8, 8, 8], 7), ([4], [4], 4)],
@@ -36,10 +50,50 @@ def test_a_task_leaves_room_for_the_sliver_of_a_cpu_that_an_actor_claims(
     heads: list[int], workers: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Actors keep off a head without CPUs by it, for as long as the pool lives: a task of a whole node would never begin beside one."""
-    nodes = [{"Alive": True, "Resources": {"CPU": float(cpus)} if cpus else {}} for cpus in heads + workers]
-    monkeypatch.setattr("ray.nodes", lambda: nodes)
-    monkeypatch.setattr(faiss_plan, "joins_cluster", lambda: True)
-    assert threads_each(len(workers) + sum(1 for head in heads if head), 0) == threads
+    put_nodes(monkeypatch, heads + workers)
+    assert threads_each(len(workers) + sum(1 for head in heads if head), 0, lambda threads: GIB) == threads
+
+
+@pytest.mark.parametrize(
+    ("cpus", "free", "tasks", "threads"),
+    [([8], [7.0], 1, 7), ([8, 8, 8], [7.0, 7.0, 7.0], 3, 7), ([8], [0.0], 1, 1), ([64, 8, 8, 8], None, 2, 32), ([16, 4], [2.0, 4.0], 1, 4)],
+)
+def test_a_task_claims_what_others_leave(
+    cpus: list[int], free: list[float] | None, tasks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves holds its CPU for good: a task that claims all of a node would never begin beside it."""
+    put_nodes(monkeypatch, cpus, free)
+    assert threads_each(tasks, 0, lambda threads: GIB) == threads
+
+
+@pytest.mark.parametrize("factory", ["HNSW32", "PCA256,SQ8", "OPQ64,IVF1024,PQ64", "Flat"])
+def test_a_small_index_is_made_on_a_machine_of_many_cores(factory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put_nodes(monkeypatch, [64], gib=5)
+    settings = IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"), shards=1, factory=factory)
+    one = plan_build(factory, 768, 1_000_000, 1)
+    plan = with_threads(one, settings, 1)
+    assert plan.task_bytes <= 5 * GIB
+    assert plan.threads == (1 if factory == "HNSW32" else plan.threads)
+    assert plan.threads > 1 or factory == "HNSW32"
+    assert with_threads(one, settings.replaced({"background": True}), 1) == one
+
+
+def test_a_small_shard_has_no_more_in_work_than_its_vectors() -> None:
+    small = plan_build("SQ8", 768, 20_000, 1)
+    assert replace(small, threads=64).task_bytes == small.file_bytes[0] + 4 * 20_000 + 5 * 20_000 * 768 * 4 + faiss_plan.PROCESS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("group", "fix"), [("", r"train_sample: .*; give a smaller one, or"), ("refresh.", r"factory: .*; give a larger machine, or")]
+)
+def test_a_training_that_no_node_holds(group: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faiss_plan, "shard_nodes", lambda gpu: [{"Resources": {"memory": 8 * GIB, "CPU": 2}}])
+    monkeypatch.setattr(faiss_plan, "autoscales", lambda: False)
+    large = plan_build("IVF65536,SQ8", 768, ROWS, 16, group, 5_000_000)
+    with pytest.raises(InputError, match=rf"^{fix}"):
+        faiss_plan.check_memory(large, elsewhere=True)
+    faiss_plan.check_memory(replace(large, sample=200_000), elsewhere=True)
+    assert plan_build("Flat", 768, ROWS, 16, sample=5_000_000).train_bytes == 0
 
 
 def test_what_fits_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

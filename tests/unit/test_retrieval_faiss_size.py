@@ -32,6 +32,21 @@ def test_a_factory_that_faiss_does_not_know() -> None:
 
 
 @pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("NSG16", "FAISS fills 'NSG16' only at once.*use HNSW"),
+        ("PCA32,NSG16", "only at once"),
+        ("NSG16,RFlat", "only at once"),
+        ("L2norm,Flat", "leave out L2norm"),
+        ("IVF4(RCQ2x1),SQ8", "FAISS cannot make"),
+    ],
+)
+def test_a_factory_that_cannot_be_filled_or_planned(factory: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        size_of(factory, DIMENSION)
+
+
+@pytest.mark.parametrize(
     ("factory", "least"),
     [
         ("Flat", 1),
