@@ -8,7 +8,6 @@ rescored at once, which saves the caller a second call.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -18,7 +17,7 @@ import numpy as np
 
 from raydense.errors import InputError
 from raydense.retrieval.faiss_size import index_of
-from raydense.retrieval.faiss_speed import Scan, prefer_blas, share_out
+from raydense.retrieval.faiss_speed import Scan, blas_preferred, share_out
 from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
 from raydense.retrieval.list_scan import search_of
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
@@ -35,7 +34,6 @@ class FaissShard:
     """The vectors of rows start..start+ntotal-1; returns global rows."""
 
     def __init__(self, path: str, start: int, threads: int, search_params: str = "", empty: str | None = None) -> None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
         from raydense.retrieval.faiss_library import faiss
 
         self._faiss = faiss
@@ -43,7 +41,6 @@ class FaissShard:
         self.start = start
         self.index = open_index(Path(path), Path(empty) if empty else None)
         self.rows: int = self.index.ntotal
-        prefer_blas(faiss, self.index.d)
         exact = isinstance(self.index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
         self._threads_apart = Scan(faiss, self.index, threads) if exact else None
         self._searched: Any = self._threads_apart or search_of(faiss, self.index, threads)
@@ -70,7 +67,8 @@ class FaissShard:
             with self._one_at_a_time:  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
                 scores, rows = self._on_gpu.search(queries, k)
         else:
-            scores, rows = self._searched.search(queries, k)
+            with blas_preferred(self._faiss, self.index.d):
+                scores, rows = self._searched.search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
         scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)

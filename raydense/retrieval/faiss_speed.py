@@ -21,6 +21,7 @@ _BLOCK_QUERIES = 10  # from so many queries on, decoding each vector once is fas
 _FEW_QUERIES = 64  # up to so many, every thread takes a part of the rows: the memory for products and hits is small
 _HITS_BYTES, _HIT_BYTES = 64 * 2**20, 36  # of all threads; of a hit: its own score and row, and FAISS's reservoir of two
 _LEAST_WORK = 2**21  # multiplications that are worth a thread, about 0.5 ms
+_settings, _preferring, _before = Lock(), 0, (0, 0)  # of FAISS in this process: the searches that changed them, and what they were
 
 
 def prefer_blas(faiss: Any, dimension: int) -> None:
@@ -37,13 +38,20 @@ def prefer_blas(faiss: Any, dimension: int) -> None:
 
 @contextmanager
 def blas_preferred(faiss: Any, dimension: int) -> Iterator[None]:
-    """As `prefer_blas`, for a while: in the process of a task, the next task must not find other settings."""
-    before = faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold
-    prefer_blas(faiss, dimension)
+    """As `prefer_blas`, for a while: what else the process does with FAISS must not find other settings. The last of several threads restores them."""
+    global _preferring, _before
+    with _settings:
+        if not _preferring:
+            _before = faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold
+        _preferring += 1
+        prefer_blas(faiss, dimension)
     try:
         yield
     finally:
-        faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold = before
+        with _settings:
+            _preferring -= 1
+            if not _preferring:
+                faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold = _before
 
 
 def share_out(pool: ThreadPoolExecutor, work: Callable[[int], Result], parts: int) -> list[Result]:
@@ -63,6 +71,11 @@ def best_of(faiss: Any, found: list[Hits], k: int) -> Hits:
         best.add_result(scores, rows)
     best.finalize()
     return best.D, best.I
+
+
+def joined(found: list[Hits]) -> Hits:
+    """The hits of several parts of the queries."""
+    return found[0] if len(found) == 1 else (np.concatenate([hits[0] for hits in found]), np.concatenate([hits[1] for hits in found]))
 
 
 class Scan:
@@ -87,8 +100,7 @@ class Scan:
     def search(self, queries: Scores, k: int) -> Hits:
         """As `faiss.Index.search` by inner product, k at most the rows: scores and rows [n, k], best first."""
         step = max(_FEW_QUERIES, _HITS_BYTES // (_HIT_BYTES * self._parts * k))
-        found = [self._search(queries[at : at + step], k) for at in range(0, max(1, len(queries)), step)]
-        return found[0] if len(found) == 1 else (np.concatenate([hits[0] for hits in found]), np.concatenate([hits[1] for hits in found]))
+        return joined([self._search(queries[at : at + step], k) for at in range(0, max(1, len(queries)), step)])
 
     def _search(self, queries: Scores, k: int) -> Hits:
         decoded = not self._flat and len(queries) >= _BLOCK_QUERIES

@@ -1,104 +1,204 @@
 """Searches inverted lists list by list for many queries at once: each list is read and decoded once, and compared by a matrix product.
 
-FAISS takes one query after another, and reads all of its lists for each of them, which is bound by memory.
+FAISS takes one query after another, and reads all of its lists for each of them, which is bound by memory. BLAS rounds a product by how
+many queries it has at once, so what is compared with what follows from the queries alone: any number of threads gives the same bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from raydense.retrieval.faiss_speed import best_of, share_out
-from raydense.retrieval.merge import Hits, Rows, Scores
+from raydense.retrieval.faiss_speed import best_of, joined, share_out
+from raydense.retrieval.merge import Hits, Rows, Scores, no_hits, order_hits
+from raydense.runtime.tasks import shard_ranges
 
 _QUERIES_A_LIST = 24  # that look into a list on average, from which on decoding it once is faster
-_SHARE = 24  # hits that a list is first asked for: the best k of a query lie in many lists
+_SHARE = 24  # hits that a list is first asked for, at least: the best k of a query lie in many lists
 _ROWS = 2**14  # of a list that are decoded at once
+_HITS_BYTES, _HIT_BYTES = 96 * 2**20, 20  # of a call; of a hit: score, row, and its number while the best are chosen
+_FEW, _MANY = (
+    8,
+    64,
+)  # queries that are transformed, or compared with the centroids, at once: of a small block, which threads share, and of a large one
 
 
 def search_of(faiss: Any, index: Any, threads: int) -> Any:
-    """What searches an index fastest: itself, or its lists."""
-    lists = isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer) and index.metric_type == faiss.METRIC_INNER_PRODUCT
-    return ListScan(faiss, index, threads) if lists else index
+    """What searches an index fastest, and with the same bytes for any number of threads where FAISS leaves that to the caller."""
+    if isinstance(index, faiss.IndexPreTransform):
+        return _Transformed(faiss, index, threads)
+    if isinstance(index, faiss.IndexRefine):
+        return _Refined(faiss, index, threads)
+    lists = isinstance(index, faiss.IndexIVF) and not isinstance(index, faiss.IndexIVFFastScan | faiss.IndexIVFPQR)
+    return ListScan(faiss, index, threads) if lists and index.metric_type == faiss.METRIC_INNER_PRODUCT else index
+
+
+class _Transformed:
+    """Searches what is behind transformations."""
+
+    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
+        self._faiss, self._index, self._threads = faiss, index, threads
+        self._pool = ThreadPoolExecutor(threads)
+        self._searched = search_of(faiss, faiss.downcast_index(index.index), threads)
+
+    def search(self, queries: Scores, k: int) -> Hits:
+        """As `faiss.Index.search`."""
+        transformed = np.empty((len(queries), self._index.index.d), np.float32)
+
+        def transform(part: slice) -> None:
+            block = queries[part]
+            for step in range(self._index.chain.size()):
+                block = self._index.chain.at(step).apply(block)
+            transformed[part] = block
+
+        _by_threads(self._faiss, self._pool, transform, _few_at_once(len(queries)))
+        self._faiss.omp_set_num_threads(self._threads)
+        hits: Hits = self._searched.search(transformed, k)
+        return hits
+
+
+class _Refined:
+    """Searches an index whose hits a second one scores again: first for some times k, so that a large k is asked for few queries at once."""
+
+    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
+        self._faiss, self._index, self._threads = faiss, index, threads
+
+    def search(self, queries: Scores, k: int) -> Hits:
+        """As `faiss.Index.search`."""
+        self._faiss.omp_set_num_threads(self._threads)
+        step = max(_MANY, int(_HITS_BYTES // (_HIT_BYTES * k * self._index.k_factor)))
+        return joined([self._index.search(queries[part], k) for part in _slices(len(queries), step)])
 
 
 class ListScan:
-    """Searches an `IVF…,Flat` or `IVF…,SQ…` by inner product: the hits of `faiss.Index.search`, whose scores are rounded otherwise."""
+    """Searches inverted lists by inner product: the hits of `faiss.Index.search`. The scores of `IVF…,Flat` and `IVF…,SQ…` are rounded otherwise."""
 
     def __init__(self, faiss: Any, index: Any, threads: int) -> None:
         self._faiss, self._index, self._threads = faiss, index, threads
         self._pool = ThreadPoolExecutor(threads)
         self._lists: Any = index.invlists
         self._sizes = np.array([self._lists.list_size(number) for number in range(index.nlist)])
-        self._flat = isinstance(index, faiss.IndexIVFFlat)
+        self._flat = type(index) is faiss.IndexIVFFlat  # those derived of it keep codes in another layout
+        self._decodes = self._flat or isinstance(index, faiss.IndexIVFScalarQuantizer)
         self._residual = not self._flat and index.by_residual
 
     def search(self, queries: Scores, k: int) -> Hits:
-        """As `faiss.Index.search`: scores and rows [n, k], best first, -inf and -1 for none. FAISS searches for few queries."""
+        """As `faiss.Index.search`: scores and rows [n, k], best first, -1 for none. FAISS searches for few queries, and for other codes."""
         index = self._index
         nprobe = min(index.nprobe, index.nlist)
-        if len(queries) * nprobe < _QUERIES_A_LIST * index.nlist or index.max_codes:
-            hits: Hits = index.search(queries, k)
+        coarse, lists = self._nearest_lists(queries, nprobe)
+        if not self._decodes or len(queries) * nprobe < _QUERIES_A_LIST * index.nlist or index.max_codes:
+            self._faiss.omp_set_num_threads(self._threads)
+            hits: Hits = index.search_preassigned(queries, k, lists, coarse)
             return hits
-        coarse, lists = index.quantizer.search(queries, nprobe)
-        order = np.argsort(lists, axis=None, kind="stable")
-        firsts = np.searchsorted(lists.ravel()[order], np.arange(index.nlist + 1))
-        asking, offsets = order // nprobe, coarse.ravel()[order]
-        ranges = self._parts(np.cumsum(self._sizes * np.diff(firsts)))
+        share = min(k, max(_SHARE, -(-2 * k // nprobe)))
+        step = max(1, _HITS_BYTES // (_HIT_BYTES * (nprobe * share + k // share * k)))
+        return joined([self._search(queries[part], k, share, coarse[part], lists[part]) for part in _slices(len(queries), step)])
 
-        def search(part: int) -> Hits:
-            self._faiss.omp_set_num_threads(1)
-            best = self._faiss.ResultHeap(len(queries), k, keep_max=True)
-            for number in range(*ranges[part]):
-                here = slice(firsts[number], firsts[number + 1])
-                if here.start < here.stop:
-                    self._search_list(number, queries, asking[here], offsets[here], best)
-            best.finalize()
-            return best.D, best.I
+    def _nearest_lists(self, queries: Scores, nprobe: int) -> Hits:
+        coarse, lists = no_hits(len(queries), nprobe)
 
-        found = share_out(self._pool, search, len(ranges))
-        return found[0] if len(found) == 1 else best_of(self._faiss, found, k)
+        def search(part: slice) -> None:
+            coarse[part], lists[part] = self._index.quantizer.search(queries[part], nprobe)
 
-    def _parts(self, work: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Ranges of lists with about as much work for each thread; `work` is that of the lists up to each."""
-        ends = np.searchsorted(work, work[-1] * np.arange(1, self._threads) / self._threads).tolist()
-        return list(zip([0, *ends], [*ends, len(work)], strict=True))
+        self._share_out(search, _few_at_once(len(queries)))
+        return coarse, lists
 
-    def _search_list(self, number: int, queries: Scores, asking: Rows, offsets: Scores, best: Any) -> None:
-        """Add the best of a list to the hits of the queries numbered `asking`; their scores with its centroid are `offsets`."""
+    def _search(self, queries: Scores, k: int, share: int, coarse: Scores, lists: Rows) -> Hits:
+        """First the best `share` of each list; then the best k of those lists that may hold more of a query's best k."""
+        count, nprobe = lists.shape
+        scores, rows = no_hits(count * nprobe, share)
+        self._look(queries, lists, coarse, np.arange(count * nprobe), scores, rows)
+        best, kept = no_hits(count, k)
+        more = np.zeros((count, nprobe), bool)
+
+        def select(part: slice) -> None:
+            ours = scores.reshape(count, -1)[part]
+            width = min(k, ours.shape[1])
+            columns = np.argpartition(ours, ours.shape[1] - width, axis=1)[:, ours.shape[1] - width :]
+            best[part, :width] = np.take_along_axis(ours, columns, axis=1)
+            kept[part, :width] = columns
+            last = ours.reshape(len(ours), nprobe, share)[:, :, -1]
+            more[part] = (last >= best[part].min(axis=1, keepdims=True)) & (self._sizes[lists[part]] > share) & (lists[part] >= 0)
+
+        slices = _slices(count, -(-count // self._threads))
+        self._share_out(select, slices)
+        if share == k:
+            more[:] = False
+        pairs = np.flatnonzero(more)
+        places = (np.cumsum(more, axis=1) - 1).ravel()[pairs]
+        wider, wider_rows = no_hits(len(pairs), k)
+        self._look(queries, lists, coarse, pairs, wider, wider_rows)
+        others, other_rows = no_hits(count * int(more.sum(axis=1).max(initial=0)), k)
+        slots = pairs // nprobe * (len(others) // count) + places
+        others[slots], other_rows[slots] = wider, wider_rows
+
+        def order(part: slice) -> None:
+            columns = kept[part]
+            own = np.where(columns >= 0, np.take_along_axis(rows.reshape(count, -1)[part], np.maximum(columns, 0), axis=1), -1)
+            own[np.take_along_axis(more[part], np.maximum(columns, 0) // share, axis=1)] = -1
+            all_scores = np.concatenate([best[part], others.reshape(count, -1)[part]], axis=1)
+            best[part], kept[part] = order_hits(all_scores, np.concatenate([own, other_rows.reshape(count, -1)[part]], axis=1), k)
+
+        self._share_out(order, slices)
+        return best, kept
+
+    def _look(self, queries: Scores, lists: Rows, coarse: Scores, pairs: Rows, scores: Scores, rows: Rows) -> None:
+        """Put the best of the list of each of the `pairs` of a query and a list, int64 [p], into its line of `scores` and `rows` [p, w]."""
+        numbers = lists.ravel()[pairs]
+        order = np.argsort(numbers, kind="stable")
+        firsts = np.searchsorted(numbers[order], np.arange(self._index.nlist + 1))
+        work = np.cumsum(self._sizes * np.diff(firsts))
+
+        def look(part: slice) -> None:
+            for number in range(part.start, part.stop):
+                lines = order[firsts[number] : firsts[number + 1]]
+                if len(lines) and self._sizes[number]:
+                    asking = pairs[lines]
+                    found = self._best_of_list(number, queries[asking // lists.shape[1]], scores.shape[1])
+                    if self._residual:
+                        found[0][:] += coarse.ravel()[asking][:, None]
+                    scores[lines, : found[0].shape[1]], rows[lines, : found[0].shape[1]] = found
+
+        if len(pairs):
+            ends = np.searchsorted(work, work[-1] * np.arange(1, self._threads) / self._threads).tolist()
+            self._share_out(look, [slice(*ends) for ends in zip([0, *ends], [*ends, len(work)], strict=True)])
+
+    def _best_of_list(self, number: int, queries: Scores, k: int) -> Hits:
+        """The best k of a list, or all of it; scores without those of its centroid."""
         faiss, size = self._faiss, int(self._sizes[number])
-        if not size:
-            return
         ids = faiss.rev_swig_ptr(self._lists.get_ids(number), size)
         codes = faiss.rev_swig_ptr(self._lists.get_codes(number), size * self._index.code_size).reshape(size, -1)
+        found = []
         for at in range(0, size, _ROWS):
             part = codes[at : at + _ROWS]
             vectors = part.view(np.float32) if self._flat else self._index.sq.decode(part)
-            self._add(vectors, ids[at : at + _ROWS], queries, asking, offsets, best)
+            scores, rows = faiss.knn(queries, vectors, min(k, len(part)), metric=faiss.METRIC_INNER_PRODUCT)
+            found.append((scores, ids[at + rows]))
+        return found[0] if len(found) == 1 else best_of(faiss, found, min(k, size))
 
-    def _add(self, vectors: Scores, ids: Rows, queries: Scores, asking: Rows, offsets: Scores, best: Any) -> None:
-        most = min(best.k, len(vectors))
-        scores, rows = self._knn(queries[asking], vectors, offsets, min(_SHARE, most))
-        worst = best.D[asking, 0]
-        if most > _SHARE:
-            more = scores[:, -1] > worst
-            if more.any():
-                best.add_result_subset(asking[more], *self._named(self._knn(queries[asking[more]], vectors, offsets[more], most), ids))
-            better = (scores[:, 0] > worst) & ~more
-        else:
-            better = scores[:, 0] > worst
-        if better.any():
-            best.add_result_subset(asking[better], *self._named((scores[better], rows[better]), ids))
+    def _share_out(self, work: Callable[[slice], None], parts: list[slice]) -> None:
+        _by_threads(self._faiss, self._pool, work, parts)
 
-    def _knn(self, queries: Scores, vectors: Scores, offsets: Scores, k: int) -> Hits:
-        scores, rows = self._faiss.knn(queries, vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
-        if self._residual:
-            scores += offsets[:, None]
-        return scores, rows
 
-    @staticmethod
-    def _named(hits: Hits, ids: Rows) -> Hits:
-        return hits[0], ids[hits[1]]
+def _by_threads(faiss: Any, pool: ThreadPoolExecutor, work: Callable[[slice], None], parts: list[slice]) -> None:
+    """Each part by one thread of the pool, with one of OpenMP."""
+
+    def one(number: int) -> None:
+        faiss.omp_set_num_threads(1)
+        work(parts[number])
+
+    share_out(pool, one, len(parts))
+
+
+def _few_at_once(queries: int) -> list[slice]:
+    """Parts of the queries that do not depend on the threads."""
+    return _slices(queries, _MANY if queries > _FEW * _MANY else _FEW)
+
+
+def _slices(count: int, step: int) -> list[slice]:
+    """`count` cut evenly into parts of at most `step`."""
+    return [slice(*ends) for ends in shard_ranges(count, max(1, -(-count // step)))]

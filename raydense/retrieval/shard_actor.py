@@ -63,6 +63,7 @@ class ShardActor:
         index = plan.open()
         kind = kind_of(index)
         threads = plan.threads or max(1, physical_cpus() // plan.neighbours)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
         self.shard: Any = kind.open_shard(shard, threads, plan.search_params)
         if plan.gpu:
             params = kind.params(plan.search_params)

@@ -1,5 +1,6 @@
 """What makes FAISS fast does not change what it finds: threads, blocks of decoded vectors, the threshold of BLAS."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -10,7 +11,7 @@ import pytest
 
 from raydense.retrieval import faiss_library, faiss_speed
 from raydense.retrieval.faiss_shard import FaissShard
-from raydense.retrieval.faiss_speed import Scan, prefer_blas
+from raydense.retrieval.faiss_speed import Scan, blas_preferred, prefer_blas
 
 ROWS, DIMENSION = 700, 24
 
@@ -69,7 +70,8 @@ def test_a_block_with_more_of_the_best_than_its_share_is_asked_for_all_of_them(k
 def test_vectors_are_decoded_once_for_all_queries_where_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faiss.write_index(quantised("SQfp16"), str(tmp_path / "shard-00000.faiss"))
     faiss.write_index(faiss.index_factory(DIMENSION, "SQfp16", faiss.METRIC_INNER_PRODUCT), str(tmp_path / "empty.faiss"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    left = faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold
     shard = FaissShard(str(tmp_path / "shard-00000.faiss"), 5, threads=1)
     scanned: list[int] = []
     decoded = Scan._decoded
@@ -79,6 +81,19 @@ def test_vectors_are_decoded_once_for_all_queries_where_that_is_faster(tmp_path:
     for few, many in zip(alone, together, strict=True):
         np.testing.assert_array_equal(few, many[:3])
     assert (together[1] >= 5).all()
+    assert "OMP_NUM_THREADS" not in os.environ, "what a process starts later has its own"
+    assert left == (faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold)
+
+
+def test_the_last_of_several_searches_restores_the_settings_of_faiss() -> None:
+    left = faiss.cvar.distance_compute_blas_threshold
+    first, second = blas_preferred(faiss, 24), blas_preferred(faiss, 24)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert faiss.cvar.distance_compute_blas_threshold != left
+    second.__exit__(None, None, None)
+    assert faiss.cvar.distance_compute_blas_threshold == left
 
 
 @pytest.mark.parametrize("factory", ["Flat", "SQ8"])
