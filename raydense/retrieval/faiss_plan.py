@@ -30,7 +30,7 @@ _TRAINED = 3  # the sample in float32, what a transformation or the residuals ma
 _SMALLER = ("SQfp16", "SQ8", "RaBitQ,Refine(SQ8)", "RaBitQ,Refine(SQ4)", "RaBitQ")
 _ROW_BYTES = 4  # the number of a vector's inverted list, between the two passes
 _ONE_BY_ONE = 0.1  # of a task's work, about: its files are read and written by one thread
-_RELEASE_S = 10.0  # until the cores and the memory of what has ended are free
+_RELEASE_S = 3.0  # until the cores and the memory of what has ended are free
 
 
 @dataclass(frozen=True)

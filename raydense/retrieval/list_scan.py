@@ -18,7 +18,8 @@ from raydense.runtime.tasks import shard_ranges
 
 _QUERIES_A_LIST = 24  # that look into a list on average, from which on decoding it once is faster
 _SHARE = 24  # hits that a list is first asked for, at least: the best k of a query lie in many lists
-_ROWS = 2**14  # of a list that are decoded at once
+_ROWS = 2**14  # of a list that are decoded at once; and of the least part of flat vectors
+_PARTS = 16  # of flat vectors, at most
 _HITS_BYTES, _HIT_BYTES = 96 * 2**20, 20  # of a call; of a hit: score, row, and its number while the best are chosen
 _FEW, _MANY = (
     8,
@@ -42,7 +43,8 @@ class _Transformed:
     def __init__(self, faiss: Any, index: Any, threads: int) -> None:
         self._faiss, self._index, self._threads = faiss, index, threads
         self._pool = ThreadPoolExecutor(threads)
-        self._searched = search_of(faiss, faiss.downcast_index(index.index), threads)
+        inner = faiss.downcast_index(index.index)
+        self._searched = _Flat(faiss, inner, threads) if isinstance(inner, faiss.IndexFlat) else search_of(faiss, inner, threads)
 
     def search(self, queries: Scores, k: int) -> Hits:
         """As `faiss.Index.search`."""
@@ -58,6 +60,32 @@ class _Transformed:
         self._faiss.omp_set_num_threads(self._threads)
         hits: Hits = self._searched.search(transformed, k)
         return hits
+
+
+class _Flat:
+    """Searches vectors whose scores nobody computes again, part by part: FAISS's threads would cut the products by their number."""
+
+    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
+        self._faiss, self._index = faiss, index
+        self._pool = ThreadPoolExecutor(threads)
+        self._parts = shard_ranges(index.ntotal, max(1, min(_PARTS, index.ntotal // _ROWS)))
+
+    def search(self, queries: Scores, k: int) -> Hits:
+        """As `faiss.Index.search`, k at most the rows."""
+        step = max(_MANY, _HITS_BYTES // (_HIT_BYTES * len(self._parts) * k))
+        return joined([self._search(queries[part], k) for part in _slices(len(queries), step)])
+
+    def _search(self, queries: Scores, k: int) -> Hits:
+        stored = self._faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self._index.d).reshape(-1, self._index.d)
+
+        def search(number: int) -> Hits:
+            self._faiss.omp_set_num_threads(1)
+            start, stop = self._parts[number]
+            scores, rows = self._faiss.knn(queries, stored[start:stop], min(k, stop - start), metric=self._faiss.METRIC_INNER_PRODUCT)
+            return scores, rows + start
+
+        found = share_out(self._pool, search, len(self._parts))
+        return found[0] if len(found) == 1 else best_of(self._faiss, found, k)
 
 
 class _Refined:

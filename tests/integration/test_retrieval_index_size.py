@@ -47,7 +47,7 @@ def test_threads_change_no_byte(given: IndexSettings, tmp_path: Path, monkeypatc
 
 
 def test_what_could_not_be_searched_is_refused_and_leaves_nothing(given: IndexSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [{"Resources": {"memory": faiss_plan.PROCESS_BYTES + 30 * 2**20, "CPU": 2}}]
+    nodes = [{"NodeID": "small", "Resources": {"memory": faiss_plan.PROCESS_BYTES + 30 * 2**20, "CPU": 2}}]
     monkeypatch.setattr(faiss_plan, "shard_nodes", lambda gpu: nodes)
     large = given.replaced({"shards": 3})
     with pytest.raises(InputError, match=r"^index: a search of an index IVF16,SQ8 of 2,000 x 16 in 3 shards needs .*--elsewhere"):

@@ -59,9 +59,12 @@ def test_threads_change_no_byte(index: Any, nprobe: int, k: int, count: int, que
         assert rows.tobytes() == found[0][1].tobytes()
 
 
-@pytest.mark.parametrize("factory", ["PCA8,IVF12,SQ8", "RR16,IVF12,RaBitQ", "IVF12,PQ4x4", "IVF12,RaBitQ", "RR16,HNSW8"])
+@pytest.mark.parametrize("factory", ["PCA8,IVF12,SQ8", "RR16,IVF12,RaBitQ", "IVF12,PQ4x4", "IVF12,RaBitQ", "RR16,HNSW8", "PCA8,Flat"])
 @pytest.mark.parametrize("count", [1, 20, 600])
-def test_threads_change_no_byte_behind_a_transformation_and_of_other_codes(factory: str, count: int) -> None:
+def test_threads_change_no_byte_behind_a_transformation_and_of_other_codes(
+    factory: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_scan, "_ROWS", 300)
     random = np.random.default_rng(5)
     vectors, asked = (random.standard_normal((rows, DIMENSION)).astype(np.float32) for rows in (ROWS, count))
     made = faiss.index_factory(DIMENSION, factory, faiss.METRIC_INNER_PRODUCT)
