@@ -51,7 +51,7 @@ def _check_of(settings: TrainSettings, refresh: RefreshSettings, rows: int, dime
     asked = index_settings(refresh, settings.output, "vectors")
     shards = asked.shards or shards_for(size_of(asked.factory, dimension).vector, rows)
     plan = plan_build(asked.factory, dimension, rows, shards, "refresh.", asked.train_sample)
-    check_training(plan)
+    check_training(plan, asked.train_sample)
     ensure_ray()
     check_memory(plan)
     if begun_from(settings.output) is None:  # later, what takes the room may be the index itself, or one that it replaces

@@ -39,7 +39,7 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     there = draft.committed()
     missing = [i for i in range(settings.shards) if shard_file(i) not in there]
     plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, sample=settings.train_sample)
-    check_training(plan)
+    check_training(plan, settings.train_sample)
     check_build(settings, plan, draft, missing)
     where = vectors.artifact.located, vectors.artifact.fingerprint
     if EMPTY not in there and plan.train_bytes:

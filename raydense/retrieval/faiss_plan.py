@@ -151,11 +151,11 @@ def check_shards(shards: int, rows: int) -> None:
         raise InputError(f"{shards} shards of {rows} vectors", "shards", f"give at most {rows}")
 
 
-def check_training(plan: BuildPlan) -> None:
-    """InputError if the sample, or all vectors if they are fewer, does not train the index."""
-    drawn, least = min(plan.sample, plan.rows), least_trained(index_of(plan.factory, plan.dimension))
+def check_training(plan: BuildPlan, sample: int) -> None:
+    """InputError if `sample` vectors, or all if they are fewer, do not train the index."""
+    drawn, least = min(sample, plan.rows), least_trained(index_of(plan.factory, plan.dimension))
     if drawn < least:
-        larger = "a larger train_sample, " if plan.sample < plan.rows and not plan.group else ""
+        larger = "a larger train_sample, " if sample < plan.rows and not plan.group else ""
         what = f"{drawn:,} vectors do not train {plan.factory!r}, which needs {least:,}"
         raise InputError(what, "factory", f"use fewer lists or bits, {larger}or Flat")
 
