@@ -31,6 +31,7 @@ from raydense.data.missing_splits import fill_splits
 from raydense.data.splits import SHARES, divided
 from raydense.data.store import CorpusWriter
 from raydense.errors import InputError, LostOutput, RefusedByStore
+from raydense.inference.arrivals import arriving
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import ensure_ray
 from raydense.runtime.tasks import refuse_small_nodes, run_tasks
@@ -116,10 +117,10 @@ def _labelled(
     located = str(Place.of(settings.input).located)
     with Progress("construct", whole, "bytes", whole - left) as progress:
         calls = [(draft, rules, number, located, there[number]) for number in missing]
-        for done in run_tasks("construct", label_block, calls, settings.concurrency, TASK_BYTES):
+        reported = run_tasks("construct", label_block, calls, settings.concurrency, TASK_BYTES)
+        for done in arriving(draft, [names_of(number)[1] for number in missing], reported):
             progress.add(done)
-    found = [(draft.kept(questions), draft.kept(passages)) for questions, passages in map(names_of, range(len(there)))]
-    return [(questions, passages) for questions, passages in found if questions is not None and passages is not None]
+    return [(draft.kept_whole(questions), draft.kept_whole(passages)) for questions, passages in map(names_of, range(len(there)))]
 
 
 def _judged(settings: ConstructSettings, merged: Merged, files: list[tuple[Path, Path]]) -> dict[str, pa.Table]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from raydense.errors import InputError
 from raydense.storage import Draft
 
+T = TypeVar("T")
 _LOOK_S = 30.0
 _ARRIVES_S = 90.0  # more than a network file system takes to show what another machine wrote
 
@@ -15,13 +17,13 @@ _ARRIVES_S = 90.0  # more than a network file system takes to show what another 
 class Arrivals:
     """Compares what the workers report with the files that are there, twice a minute and at the end; not in a bucket, which all nodes share.
 
-    `count` says how many are there, if not those that are committed.
+    `count` says how many of those are there that the workers write, if these are not committed.
     """
 
     def __init__(self, draft: Draft, count: Callable[[], int] | None = None):
         self._draft, self._shared = draft, draft.place.everywhere
         self._count = count or (lambda: len(draft.committed()))
-        self._before = 0 if self._shared else self._count()
+        self._before = 0 if self._shared or count else self._count()
         self._next, self._owed, self._since = 0.0, 0, 0.0
 
     def check(self, reported: int) -> None:
@@ -49,3 +51,12 @@ class Arrivals:
     def _refuse(self, there: int, reported: int) -> None:
         what = f"of {reported:,} files that the workers wrote, {there:,} are there: a node of the cluster writes to a folder of its own of this name"
         raise InputError(what, self._draft.place.located, "give a folder that all nodes share, or a bucket")
+
+
+def arriving(draft: Draft, names: list[str], reported: Iterable[T]) -> Iterator[T]:
+    """What workers report, one item for each of the files `names` that they keep; InputError if some are not there a while later."""
+    arrivals = Arrivals(draft, lambda: sum(map(draft.has_kept, names)))
+    for number, item in enumerate(reported, 1):
+        yield item
+        arrivals.check(number)
+    arrivals.end(len(names))

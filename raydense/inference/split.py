@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 
 from raydense.data.splitting import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore, Rows, store_of
-from raydense.errors import InputError
-from raydense.inference.arrivals import Arrivals
+from raydense.inference.arrivals import arriving
 from raydense.inference.settings import SplitSettings
 from raydense.ranges import ranges
 from raydense.runtime.progress import Progress, say
@@ -67,12 +66,10 @@ def _cut_parts(draft: Draft, settings: SplitSettings, parts: list[_Part], prints
     missing = [part for part in parts if draft.kept(part.name) is None]
     calls = [(draft, settings.located(), part, prints) for part in missing]
     done = documents - sum(part.stop - part.start for part in missing)
-    arrivals = Arrivals(draft, lambda: sum(draft.kept(part.name) is not None for part in missing))
+    reported = _by_tasks(calls) if len(calls) > _FEW else (_cut_part(*call) for call in calls)
     with Progress("split", documents, "documents", done) as progress:
-        for number, cut in enumerate(_by_tasks(calls) if len(calls) > _FEW else (_cut_part(*call) for call in calls), 1):
+        for cut in arriving(draft, [part.name for part in missing], reported):
             progress.add(cut)
-            arrivals.check(number)
-        arrivals.end(len(missing))
 
 
 def _by_tasks(calls: list[tuple[Any, ...]]) -> Iterator[int]:
@@ -101,10 +98,7 @@ def _write(draft: Draft, settings: SplitSettings, store: PassageStore, parts: li
     writer, empty = CorpusWriter(draft, settings.shard_rows), 0
     with Progress("split: passages", len(store), "documents") as progress:
         for part in parts:
-            path = draft.kept(part.name)
-            if path is None:
-                raise InputError("is gone or damaged since it was written", draft.work / part.name, "run the same command again")
-            kept = np.load(path)
+            kept = np.load(draft.kept_whole(part.name))
             counts, spans = kept["counts"], kept["spans"]
             empty += int((counts == 0).sum())
             first, ends = 0, np.append(0, np.cumsum(counts))

@@ -13,7 +13,8 @@ import numpy as np
 from raydense.data.generated import Generated
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.retrieval.bm25_counts import PART_BYTES, Inputs, Part, count, kept, parts_of, sampled_pairs
+from raydense.inference.arrivals import arriving
+from raydense.retrieval.bm25_counts import PART_BYTES, Inputs, Part, count, parts_of, sampled_pairs
 from raydense.retrieval.bm25_scores import PAIRS, Weighting, score, shard_file
 from raydense.retrieval.bm25_shard import PARTS
 from raydense.retrieval.bm25_vocabulary import VOCABULARY, merge_vocabularies
@@ -49,7 +50,8 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     uncounted = [part for part in parts if draft.kept(part.words) is None or draft.kept(part.counts) is None]
     with Progress("index: words", len(store), "passages", len(store) - sum(part.rows for part in uncounted)) as progress:
         calls = [(draft, inputs, words, part) for part in uncounted]
-        for rows in run_tasks("index", count, calls, settings.concurrency, _counting_memory(store, generated)):
+        reported = run_tasks("index", count, calls, settings.concurrency, _counting_memory(store, generated))
+        for rows in arriving(draft, [part.counts for part in uncounted], reported):
             progress.add(rows)
     merge_vocabularies(draft, parts, len(store))
     _score_shards(draft, settings, parts, ranges, pairs)
@@ -68,7 +70,7 @@ def _refuse_other_rules(draft: Draft) -> None:
 
 def _score_shards(draft: Draft, settings: IndexSettings, parts: list[Part], ranges: list[tuple[int, int]], pairs: int) -> None:
     rows, there = ranges[-1][1], draft.committed()
-    lengths = (np.fromfile(kept(draft, part.counts), np.int32, part.rows) for part in parts)
+    lengths = (np.fromfile(draft.kept_whole(part.counts), np.int32, part.rows) for part in parts)
     weighting = Weighting(sum(int(each.sum(dtype=np.int64)) for each in lengths) / rows, settings.bm25.k1, settings.bm25.b)
     missing = [(i, *shard) for i, shard in enumerate(ranges) if shard_file(i, PARTS[-1]) not in there]
     calls = [(draft, [part for part in parts if start <= part.start < stop], i, weighting) for i, start, stop in missing]

@@ -152,14 +152,6 @@ def _sorted_words(vocabulary: Vocabulary, flat: Ints) -> tuple[pa.Array, Ints]:
     return names.take(order), rank
 
 
-def kept(draft: Draft, name: str) -> Path:
-    """The path of a file that a part's task kept."""
-    path = draft.kept(name)
-    if path is None:
-        raise FileNotFoundError(name)
-    return path
-
-
 def _write(path: Path, arrays: list[NDArray[np.signedinteger[Any]]]) -> None:
     with open(path, "wb") as stream:
         for array in arrays:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.ranges import ranges
-from raydense.retrieval.bm25_counts import Ints, Part, kept
+from raydense.retrieval.bm25_counts import Ints, Part
 from raydense.retrieval.bm25_shard import PARTS
 from raydense.retrieval.bm25_vocabulary import VOCABULARY
 from raydense.storage import Draft
@@ -53,7 +53,7 @@ class _Counts:
 
     def __init__(self, draft: Draft, part: Part) -> None:
         self.part = part
-        self._counts, self._ids = (kept(draft, name) for name in (part.counts, part.ids))
+        self._counts, self._ids = (draft.kept_whole(name) for name in (part.counts, part.ids))
         self._words = self._ids.stat().st_size // 4
         self._pairs = (self._counts.stat().st_size // 4 - part.rows - self._words) // 2
 

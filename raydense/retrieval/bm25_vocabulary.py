@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.tables import write_arrow
-from raydense.retrieval.bm25_counts import Part, kept
+from raydense.retrieval.bm25_counts import Part
 from raydense.retrieval.word_rules import RULES
 from raydense.storage import Draft
 
@@ -66,4 +66,4 @@ def _groups(draft: Draft, parts: list[Part]) -> Iterator[list[Part]]:
 
 
 def _words(draft: Draft, part: Part) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(kept(draft, part.words)))).read_all()
+    return pa.ipc.open_file(pa.memory_map(str(draft.kept_whole(part.words)))).read_all()

@@ -254,6 +254,20 @@ class Draft:
         there = self.place / WORK / name
         return there.fetch(sha256=digest) if there.durable and there.stat() is not None else None
 
+    def kept_whole(self, name: str) -> Path:
+        """As `kept`; InputError where the file is not there or damaged."""
+        path = self.kept(name)
+        if path is None:
+            raise InputError("is gone or damaged since it was written", self.work / name, "run the same command again")
+        return path
+
+    def has_kept(self, name: str) -> bool:
+        """Whether `kept` may find this file here: it was written and is there; what it holds is not read."""
+        if self._kept_record(name).read_text() is None:
+            return False
+        there = self.place / WORK / name
+        return (self.work / name).is_file() or (there.durable and there.stat() is not None)
+
     def first(self, name: str, text: str) -> str:
         """Write `text` under this name of the shared folder, unless a process of any machine has: its text then."""
         with self.aside() as aside:

@@ -29,6 +29,8 @@ from raydense.cli.flags import read
 from raydense.errors import InputError
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import VERBS
+from raydense.serving.settings import ServeSettings
+from raydense.storage import Draft
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["aws.yaml", "gcp.yaml"]
@@ -318,13 +320,15 @@ def _served():
     return yaml.safe_load(_kubernetes(SERVICE)["spec"]["serveConfigV2"])
 
 
-def test_serve_takes_the_configuration_of_the_service():
-    """By Ray's own schema, which lets unknown keys pass: so every key is looked for in it. The app is made from its args, as Serve makes it."""
+def test_serve_takes_the_configuration_of_the_service(tmp_path):
+    """By Ray's own schema, which lets unknown keys pass: so every key is looked for in it. The app is made from its args, as Serve makes it, of inputs that are here."""
     config = _served()
     read = ServeDeploySchema.model_validate(config)
     _check_keys(config, read)
     (app,) = read.applications
-    made = import_attr(app.import_path)(app.args)
+    kinds = {key: kind for key, kind in ServeSettings.inputs().items() if key in app.args}
+    made_here = {key: str(Draft.open(tmp_path / key, kind, {}).finish(0).path) for key, kind in kinds.items()}
+    made = import_attr(app.import_path)(app.args | made_here)
     assert {of.name for of in app.deployments} == {made._bound_deployment.name}
     with pytest.raises(InputError, match=r"args\.shard_replica: unknown key; did you mean 'shard_replicas'"):
         import_attr(app.import_path)(app.args | {"shard_replica": 2})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from raydense.errors import InputError
 from raydense.inference import arrivals
-from raydense.inference.arrivals import Arrivals
+from raydense.inference.arrivals import Arrivals, arriving
 from raydense.storage import Draft
 
 
@@ -48,3 +49,27 @@ def test_files_that_do_not_come_are_one_line(tmp_path: Path, monkeypatch: pytest
         seen.check(3)
     with pytest.raises(InputError, match="of 3 files"):
         seen.end(3)
+
+
+def test_kept_files_that_do_not_come_end_what_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was damaged and is written again is no fault."""
+    monkeypatch.setattr(arrivals, "_LOOK_S", 0.0)
+    monkeypatch.setattr(arrivals, "_ARRIVES_S", 0.0)
+    draft, names = draft_of(tmp_path / "out"), ["a", "b"]
+    draft.keep("a", lambda path: path.write_text("a"))
+    (draft.work / "a").write_text("damaged")
+    assert draft.has_kept("a")
+    with pytest.raises(InputError, match="is gone or damaged since it was written; run the same command again"):
+        draft.kept_whole("a")
+
+    def written(names: list[str]) -> Iterator[str]:
+        for name in names:
+            draft.keep(name, lambda path, name=name: path.write_text(name))
+            yield name
+
+    assert list(arriving(draft, names, written(names))) == names
+    assert draft.kept_whole("b").read_text() == "b"
+    reported = arriving(draft, ["c", "d"], written(["c"]))
+    assert next(reported) == "c"
+    with pytest.raises(InputError, match="of 2 files that the workers wrote, 1 are there"):
+        list(reported)
