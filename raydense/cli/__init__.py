@@ -33,6 +33,7 @@ from raydense.evaluation.table import comparison_table, measures_runs
 from raydense.recipes.stage import VERBS, Stage, Verb
 from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.retrieval.settings import SearchSettings
+from raydense.runtime.own_ray import end_with_own_ray
 from raydense.runtime.progress import Progress, say, say_error
 from raydense.runtime.signals import handle
 from raydense.storage import Place, verify_all
@@ -187,6 +188,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     if threading.current_thread() is threading.main_thread():
         handle((signal.SIGTERM, signal.SIGHUP), end)
+    end_with_own_ray()
     try:
         app.main(arguments, prog_name="raydense", standalone_mode=False)
         sys.exit(0)

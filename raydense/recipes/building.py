@@ -41,7 +41,8 @@ class Builder:
                 self._folders[stage.name] = stage.settings.output
             # one with a fault has a folder too, so that stages which name it are checked
             folder = self._folders.setdefault(str(name), os.path.join(str(self._output), str(name)))
-            self._paths[str(name)] = _path(folder)
+            with self._faults.collected():
+                self._paths[str(name)] = _path(folder)
         if len(self._classes) == len(self._content["stages"]):
             self._check_keys_of_defaults()
         return tuple(built)

@@ -217,13 +217,18 @@ def end_half_started(error: Exception) -> None:
             node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
-def own_node_ended() -> bool | None:
-    """Whether the node of a Ray that this process started has ended by itself; None where there is no such Ray, or no longer."""
-    import ray
+def own_node() -> Any:
+    """The node of the Ray that this process started; None where there is none."""
     from ray._private import worker
 
-    node = worker._global_node
-    if node is None or not ray.is_initialized():
+    return worker._global_node
+
+
+def own_node_ended(node: Any) -> bool | None:
+    """Whether the node of a Ray that this process started has ended by itself; None where this Ray was shut down."""
+    import ray
+
+    if node is not own_node() or not ray.is_initialized():
         return None
     needed = [one.process for kind in ("raylet", "gcs_server") for one in node.all_processes.get(kind, ())]
     return any(process.poll() is not None for process in needed)

@@ -147,7 +147,7 @@ def _memory() -> dict[str, int]:
     if space == resource.RLIM_INFINITY and not inside:
         return {}
     free = memory_free()
-    store = store_memory(free)
+    store = max(_SMALLEST_STORE, store_memory(free))
     if space != resource.RLIM_INFINITY:
         store = min(store, max(_SMALLEST_STORE, space // 8))  # the raylet maps it twice
     return {"object_store_memory": store} | ({"_memory": free - store} if inside else {})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
+_taken = threading.Event()
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -17,6 +19,7 @@ def handle(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType 
     """
 
     def take(number: int, frame: FrameType | None) -> None:
+        _taken.set()
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
         handler(number, frame)
@@ -24,9 +27,9 @@ def handle(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType 
     return {number: signal.signal(number, take) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
 
-def handled(number: signal.Signals) -> bool:
-    """Whether a handler that `handle` set takes the signal."""
-    return getattr(signal.getsignal(number), "__module__", None) == __name__
+def taken() -> bool:
+    """Whether a handler that `handle` set has taken a signal."""
+    return _taken.is_set()
 
 
 def restore(before: dict[signal.Signals, Any]) -> None:
