@@ -73,6 +73,8 @@ def by_handle(handle: Any, replicas: int) -> Rerank:
             for at, left in product(range(0, len(rows), high), range(0, rows.shape[1], wide)):
                 if len(open_) == most_open:
                     take_first()
+                if time.monotonic() >= end:  # what is sent now is scored for nobody
+                    break
                 where = slice(at, at + high), slice(left, left + wide)
                 open_.append((where, handle.scores.remote((questions[where[0]], rows[where]))))
             while open_:

@@ -85,8 +85,15 @@ def test_what_is_scored_in_time_is_that_of_the_first_questions() -> None:
 
 
 def test_the_time_is_that_of_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 4.0, 8.0, 12.0, 16.0])
+    now = iter([*[0.0] * 5, 0.0, 4.0, 8.0, 12.0, 16.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     handle = Handle()
     by_handle(handle, 1)(["a"] * 10, np.zeros((10, 50), np.int64), 9.0)
     assert [part.waited_s for part in handle.sent] == [9.0, 5.0, 1.0, 0.0, 0.0]
+
+
+def test_after_the_time_nothing_is_sent() -> None:
+    handle = Handle()
+    scores = by_handle(handle, 1)(["a"] * 10, np.zeros((10, 50), np.int64), time.monotonic())
+    assert np.isnan(scores).all()
+    assert handle.sent == []
