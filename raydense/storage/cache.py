@@ -104,14 +104,17 @@ def trim() -> None:
                 return
             if _is_read(_group(file)):
                 continue
-            file.unlink(missing_ok=True)
+            try:
+                file.unlink(missing_ok=True)
+            except PermissionError:  # in another user's folder
+                continue
             _remove_empty(file.parent)
             surplus -= size
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
     """When each complete file was last used, its size, and the file."""
-    for file in walk(root, lambda folder: not folder.is_symlink()):
+    for file in walk(root, lambda folder: not folder.is_symlink() and os.access(folder, os.R_OK | os.X_OK)):
         if file.name != _READ and not is_aside(file):
             with suppress(FileNotFoundError):
                 known = file.stat()
@@ -130,6 +133,8 @@ def _is_read(group: Path) -> bool:
         descriptor = os.open(group / _READ, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
+    except PermissionError:  # another user's, who may read it
+        return True
     try:
         take(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, group)
     except BlockingIOError:

@@ -133,3 +133,31 @@ def test_a_group_that_a_stage_reads_stays_whole_until_the_stage_ends(tmp_path: P
     monkeypatch.setenv("RAYDENSE_CACHE_GB", "0")
     cache.trim()
     assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["listdir", "open", "unlink"])
+def test_what_is_another_users_in_a_shared_cache_stays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder may not be read, its lock file not be opened, or its file not be removed; a test may run as root, to whom all is allowed."""
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    monkeypatch.setenv("RAYDENSE_CACHE_GB", "0")
+    for name in ("files/others/a", "files/others/.read", "files/own/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (time.time() - 3_600,) * 2)
+    others, allowed = tmp_path / "files/others", getattr(os, call)
+
+    def refused(path: Any, *given: Any, **named: Any) -> Any:
+        if others in (Path(path), Path(path).parent):
+            raise PermissionError(path)
+        return allowed(path, *given, **named)
+
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: (call != "listdir" or Path(path) != others) and access(path, mode))
+    monkeypatch.setattr(os, call, refused)
+    cache.trim()
+    monkeypatch.undo()
+    assert sorted(file.relative_to(tmp_path / "files").as_posix() for file in (tmp_path / "files").rglob("*")) == [
+        "others",
+        "others/.read",
+        "others/a",
+    ]
