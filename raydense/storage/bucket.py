@@ -69,12 +69,16 @@ class Retries:
 
 RETRIES = Retries()
 _LONG_TRIES = 5
+_clients: dict[tuple[str, str, int], tuple[object, S3Store | GCSStore]] = {}  # by scheme, bucket and process, with what each was made with
 _answered: set[str] = set()  # the buckets from which this process had an answer, for which it needed credentials
 
 
 def client(scheme: str, bucket: str) -> S3Store | GCSStore:
-    """obstore's client of a bucket."""
-    return _client(scheme, bucket, endpoint(), _identity(), RETRIES, os.getpid())
+    """obstore's client of a bucket, with the credentials of now."""
+    of, made_with = (scheme, bucket, os.getpid()), (endpoint(), _identity(), RETRIES)
+    if of not in _clients or _clients[of][0] != made_with:
+        _clients[of] = made_with, _client(scheme, bucket, endpoint(), RETRIES)
+    return _clients[of][1]
 
 
 def endpoint() -> str:
@@ -95,8 +99,7 @@ def _written(file: Path) -> int:
         return 0
 
 
-@lru_cache(maxsize=32)
-def _client(scheme: str, bucket: str, endpoint: str, identity: str, retries: Retries, process: int) -> S3Store | GCSStore:
+def _client(scheme: str, bucket: str, endpoint: str, retries: Retries) -> S3Store | GCSStore:
     from obstore.store import GCSStore, S3Store
 
     kind = GCSStore if scheme == "gs" else S3Store

@@ -57,8 +57,13 @@ class Commits:
 
     def made_here(self, path: str) -> File | None:
         """The file that this machine committed under a path, or was about to."""
-        own = self._own(path)
-        return self._read(own.read_bytes()).file if own.is_file() else None
+        return self._made(self._own(path))
+
+    def _made(self, own: Path) -> File | None:
+        try:
+            return self._read(own.read_bytes()).file
+        except (FileNotFoundError, ValueError, TypeError):  # damaged by a crash: the file is fetched or made again
+            return None
 
     def _read(self, record: bytes) -> Commit:
         """The commit of a record. InputError where that names a file outside of the output: anybody may have written it."""
@@ -87,9 +92,9 @@ class Commits:
         there = set(self._records.names("*.json"))
         for own in sorted((self.folder / WORK / COMMITS).glob("*.json")):
             if own.name not in there:
-                file = self._read(own.read_bytes()).file
-                made = self.folder / file.path
-                if made.is_file() and made.stat().st_size == file.bytes and sha256_of(made) == file.sha256:
+                file = self._made(own)
+                made = self.folder / file.path if file else None
+                if file and made and made.is_file() and made.stat().st_size == file.bytes and sha256_of(made) == file.sha256:
                     self.publish(file)
 
     def restore(self, files: list[File]) -> None:

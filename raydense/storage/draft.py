@@ -332,7 +332,9 @@ class Draft:
         return Artifact.open(self.place, self.kind)
 
     def _keep_copy(self, manifest: dict[str, Any]) -> None:
-        """Let the files that this machine made be its cached copy of the output, if all are those of the manifest: another may have made some again."""
+        """Let the files that this machine made be its cached copy of an output in a bucket, if all are those of the manifest: another may have made some again."""
+        if not self.place.durable:
+            return
         sizes = {file["path"]: file["bytes"] for file in manifest["files"]}
         made = together(self._commits.made_here, sizes)
         if [file and file.sha256 for file in made] == [file["sha256"] for file in manifest["files"]]:

@@ -71,6 +71,14 @@ def before(event: str, first: str | None, another: Callable[[], None]) -> Iterat
     assert not _meanwhile
 
 
+def test_a_folder_is_finished_without_reading_its_records_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(commits.Commits, "made_here", refuse)
+    make(tmp_path / "x")
+
+
 def test_made_and_opened(tmp_path: Path) -> None:
     made = make(tmp_path / "x")
     there = Artifact.open(tmp_path / "x", "run")

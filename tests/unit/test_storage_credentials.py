@@ -43,6 +43,7 @@ def test_keys_that_a_tool_renews_in_the_file_of_a_profile_are_used(tmp_path: Pat
         file.write_text(f"[mine]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
         os.utime(file, ns=(written, written))
         assert dict(bucket.client("s3", "b").config)["access_key_id"] == key
+        assert [of for of in bucket._clients if of[1] == "b"] == [("s3", "b", os.getpid())], "the old one is gone"
     assert "secret" not in bucket._identity()
 
 
