@@ -286,8 +286,10 @@ class BucketPlace(Place, schemes=("s3", "gs")):
 
     def _fetched(self, found: dict[str, Found], names: list[str]) -> Path:
         """The path of these files of the folder, or of the file. A folder with a manifest is checked by it; in messages it ends in its own name."""
-        if UPLOADED in found:
-            raise InputError("was not written to its end", self, "run the command that writes it again")
+        half = next((name for name in found if f"/{name}".endswith(f"/{UPLOADED}")), None)
+        if half is not None:
+            where = self / half.removesuffix(UPLOADED).rstrip("/")
+            raise InputError("was not written to its end", where, "run the command that writes it again")
         if not names:
             file = self.stat()
             if file is None:

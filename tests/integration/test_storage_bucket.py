@@ -285,6 +285,21 @@ def test_a_file_that_another_machine_made_again_is_not_cached_from_here(
     assert made.file("a.txt").read_text() == "made on b"
 
 
+def test_a_damaged_record_of_this_machine_ends_nothing(store: str) -> None:
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    for name in ("a.txt", "b.txt"):
+        _commit(draft, name)
+    for record in (draft.work / "commits").iterdir():
+        record.write_text("{")
+        if record.name.startswith("b.txt"):
+            (draft.shared / "commits" / record.name).delete()  # as if it was on its way
+    draft.close()
+    draft = Draft.open(f"{store}/out", "report", {"x": 1})
+    assert list(draft.committed()) == ["a.txt"]
+    assert draft.read("a.txt").exists()
+    assert [file.path for file in draft.finish(1).files] == ["a.txt"]
+
+
 def test_a_file_that_was_on_its_way_is_sent(store: str) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
@@ -477,6 +492,8 @@ def test_an_export_that_ended_in_the_middle_begins_again(store: str, monkeypatch
     assert not Place.of(f"{store}/corpus").half_written()
     with pytest.raises(InputError, match="out: was not written to its end; run the command that writes it again"):
         output.local()
+    with pytest.raises(InputError, match="/out: was not written to its end; run the command that writes it again"):
+        Place.of(store).source()
     assert export(settings) == output
     assert set(output.files()) == {"corpus.jsonl"}
     with pytest.raises(InputError, match="exists already"):
