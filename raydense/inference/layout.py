@@ -31,11 +31,17 @@ class Layout:
 
     @classmethod
     def alone(cls, gpu: bool | None) -> Layout:
-        """That of a process which is no actor: with a GPU or without, by default with one where torch sees it."""
+        """That of a process which is no actor: with a GPU or without, by default with one where torch sees it.
+
+        InputError if it is to have a GPU, and torch sees none.
+        """
         import torch
 
-        has_gpu = torch.cuda.is_available() if gpu is None else gpu
-        return cls(fewest=1, first=1, most=1, gpus=float(has_gpu), cpus=1.0, per_node=1)
+        sees = gpu is not False and torch.cuda.is_available()
+        if gpu and not sees:
+            fix = "install a torch with CUDA that fits the driver, or give the process no GPU"
+            raise InputError("the process is to compute on a GPU, and torch sees none", "", fix)
+        return cls(fewest=1, first=1, most=1, gpus=float(sees), cpus=1.0, per_node=1)
 
     @classmethod
     def of(cls, spread: Spread, pending: int) -> Layout:

@@ -35,7 +35,7 @@ _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
 
 @dataclass(frozen=True)
 class _Ranked:
-    """What was found for some of the queries; `logits` are a re-ranker's, of the first hits, NaN where it had no time."""
+    """What was found for some of the queries; `logits` are a re-ranker's, of the first hits, NaN where it gave none."""
 
     found: Found
     hits: Hits
@@ -100,8 +100,9 @@ class Answering:
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
         """A reply to each question, in order: all are encoded together, and searched in parts of at most `most_hits` hits (or one question).
 
-        Unavailable in place of the reply to a question whose part is not answered, as where there is no pool, or it has another model; for
-        texts that are not available; or whose passages the re-ranker does not all score in half of the seconds that a request may take.
+        Unavailable in place of the reply to a question whose part is not answered, and to those of later parts where there is no pool, or it
+        has another model; for texts that are not available; or whose passages the re-ranker does not all score in half of the seconds that a
+        request may take.
         """
         end = time.monotonic() + self.settings.seconds / 2
         order = sorted(range(len(questions)), key=lambda i: self._deep(questions[i].k))
@@ -114,6 +115,10 @@ class Answering:
             first, last = spans[alike[0]][0], spans[alike[-1]][1]
             try:
                 found = self._searching.ask([of_index[first:last] for of_index in queries], self._deep(questions[alike[-1]].k))
+            except Unavailable as error:  # each part that is left would look for the same pool again
+                replies |= dict.fromkeys(order[len(replies) :], error)
+                break
+            try:
                 ranked = self._reranked(texts[first:last], found, end)
             except Unavailable as error:
                 replies |= dict.fromkeys(alike, error)
@@ -185,7 +190,7 @@ class Answering:
         if question.texts and (why := self._without_texts(known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
         if not ranked.whole:
-            return Unavailable("the re-ranker has no time for all queries; send fewer at once, or ask again later")
+            return Unavailable("the re-ranker has not scored all passages; send fewer queries at once, or ask again later")
         hits, reranked = self._best(question.k, ranked)
         several = len(answers) > 1
         parts = ranked.parts if several else ()

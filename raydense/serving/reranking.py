@@ -5,6 +5,7 @@ is not begun of the work is dropped: the pairs of a call are sent in parts.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 from ray import serve
 
 from raydense.data.store import PassageStore
+from raydense.errors import why
 from raydense.runtime.ray_internals import keep_serve_port_inside
 from raydense.runtime.session import quiet_data
 from raydense.serving.passage_scorer import PassageScorer, Rows, Scores
@@ -25,8 +27,10 @@ from raydense.serving.settings import ServeSettings
 _PART = 128  # pairs of a part, which is scored as a whole
 _BATCH = 8  # parts that are scored together
 _WAITING = 256  # parts that may wait for a replica
-# the logits float32 [n, m] of n questions and their passages' rows int64 [n, m]; NaN for what is not scored by a time of time.monotonic(): the last ones
+# the logits float32 [n, m] of n questions and their passages' rows int64 [n, m]; NaN for what is not scored by a time of time.monotonic(), or after
+# an error: the last ones
 Rerank = Callable[[list[str], Rows, float], Scores]
+_log = logging.getLogger("ray.serve")
 
 
 @serve.deployment(name="Reranker", max_ongoing_requests=8 * _BATCH, max_queued_requests=_WAITING, max_surge_percent=100)
@@ -82,6 +86,8 @@ def by_handle(handle: Any, replicas: int) -> Rerank:
         except Exception as error:
             for _, part in open_:  # the callers ask again: what they no longer wait for is not scored, too
                 part.cancel()
+            if not isinstance(error, TimeoutError):
+                _log.warning(f"the re-ranker failed: {why(error)}", extra={"log_to_stderr": False})
             if np.isnan(scores).all():
                 raise Unavailable(f"the re-ranker does not answer ({type(error).__name__})") from error
         return scores

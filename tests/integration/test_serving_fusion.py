@@ -179,7 +179,7 @@ def test_questions_that_are_re_ranked_in_time_are_answered(world: World) -> None
         most[0] = 0
         none = answering.answer(questions[:2])
     assert [first, second] == wanted[:2]
-    assert [str(one) for one in late] == ["the re-ranker has no time for all queries; send fewer at once, or ask again later"] * 2
+    assert [str(one) for one in late] == ["the re-ranker has not scored all passages; send fewer queries at once, or ask again later"] * 2
     assert [isinstance(one, Unavailable) for one in both] == [False, False, True]
     assert ends[0] == ends[1], "the parts of what is asked together share their time"
     assert [str(one) for one in none] == ["the re-ranker does not answer"] * 2

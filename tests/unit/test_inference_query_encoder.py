@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from inference_world import WORDS
 
+from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
 from raydense.inference.packing import pack, token_columns
@@ -33,10 +34,17 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize(("sees", "gpu", "gpus"), [(True, None, 1), (True, False, 0), (False, None, 0), (False, True, 1)])
+@pytest.mark.parametrize(("sees", "gpu", "gpus"), [(True, None, 1), (True, False, 0), (False, None, 0), (True, True, 1)])
 def test_a_process_uses_the_gpu_that_it_is_to_use(sees: bool, gpu: bool | None, gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
     assert Layout.alone(gpu).gpus == gpus
+
+
+def test_a_gpu_that_torch_does_not_see_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of torch for the CPU on a node whose GPU Ray counts."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="to compute on a GPU, and torch sees none; install a torch with CUDA"):
+        Layout.alone(True)
 
 
 def test_what_a_stage_writes_does_not_depend_on_the_cores(tmp_path: Path, budgets: list[int]) -> None:

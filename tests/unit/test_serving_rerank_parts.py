@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from raydense.errors import InputError
 from raydense.serving.refusal import Unavailable
 from raydense.serving.reranking import _BATCH, _PART, by_handle
 
@@ -18,7 +20,7 @@ class Response:
     """As Ray Serve's."""
 
     asked: tuple[list[str], Any]
-    stuck: bool
+    stuck: Exception | None
     cancelled: bool = False
     answered: bool = False
     waited_s: float | None = None  # at most
@@ -26,7 +28,7 @@ class Response:
     def result(self, timeout_s: float) -> Any:
         self.waited_s = timeout_s
         if self.stuck:
-            raise TimeoutError
+            raise self.stuck
         self.answered = True
         questions, rows = self.asked
         return np.array([[len(question) + row for row in line] for question, line in zip(questions, rows, strict=True)], np.float32)
@@ -41,6 +43,7 @@ class Handle:
 
     works: int = 1_000
     takes: int = 1_000
+    stuck: Exception = field(default_factory=TimeoutError)  # what the calls without an answer raise
     sent: list[Response] = field(default_factory=list)
     most_open: int = 0
 
@@ -51,7 +54,7 @@ class Handle:
     def remote(self, asked: tuple[list[str], Any]) -> Response:
         if len(self.sent) == self.takes:
             raise RuntimeError
-        self.sent.append(Response(asked, len(self.sent) >= self.works))
+        self.sent.append(Response(asked, self.stuck if len(self.sent) >= self.works else None))
         self.most_open = max(self.most_open, sum(not one.answered for one in self.sent))
         return self.sent[-1]
 
@@ -82,6 +85,18 @@ def test_what_is_scored_in_time_is_that_of_the_first_questions() -> None:
     assert np.isnan(scores).all(axis=1).tolist() == [False] * 40 + [True] * 60
     assert not np.isnan(scores[:40]).any()
     assert all(part.cancelled or part.answered for part in handle.sent)
+
+
+@pytest.mark.parametrize("works", [0, 20])
+@pytest.mark.parametrize(
+    ("stuck", "logged"), [(InputError("no finite numbers"), ["the re-ranker failed: no finite numbers"]), (TimeoutError(), [])]
+)
+def test_what_ends_the_scoring_but_time_is_logged(works: int, stuck: Exception, logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("raydense.serving.reranking._log.warning", lambda line, **how: lines.append(line))
+    with suppress(Unavailable):
+        by_handle(Handle(works, stuck=stuck), 1)(["a"] * 100, np.zeros((100, 50), np.int64), time.monotonic() + 9)
+    assert lines == logged
 
 
 def test_the_time_is_that_of_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
