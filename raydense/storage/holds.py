@@ -47,6 +47,7 @@ class _Held:
 
 _HELD: dict[str, _Held] = {}  # by `Place.located`; the end of the process releases them, too
 _READ: dict[tuple[object, Path], int] = {}  # open lock files, by the stage that reads what they stand for
+_READING = threading.Lock()
 _OPENING = threading.Lock()
 _STAGE: ContextVar[object] = ContextVar("stage", default=None)
 
@@ -113,8 +114,10 @@ def read_until_end(lock: Path) -> None:
     except BaseException:
         os.close(descriptor)
         raise
-    _end_reading(key)
-    _READ[key] = descriptor
+    with _READING:
+        before, _READ[key] = _READ.get(key), descriptor
+    if before is not None:
+        os.close(before)
 
 
 def _end_reading(key: tuple[object, Path]) -> None:
