@@ -99,5 +99,5 @@ def test_a_quantiser_trained_by_more_threads_has_the_same_bytes(factory: str) ->
     assert len(made) == 1
     faiss.omp_set_num_threads(1)
     index = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
-    index.train(vectors()[:20_000].astype(np.float32))
+    index.train(vectors()[:rows].astype(np.float32))
     assert made == {faiss.serialize_index(index).tobytes()}
