@@ -49,8 +49,10 @@ class RegexMatchers:
     """Answers as regular expressions (as CuratedTREC has them), with an end to searches that would take for ever.
 
     Expressions and texts are brought to Unicode NFC, so that an accented letter is one sign in a class as [ée].
+    An expression whose search was given up is found in each further text if `doubt`, in none otherwise.
     """
 
+    doubt: bool = False
     given_up: set[str] = field(default_factory=set)
     invalid: set[str] = field(default_factory=set)
 
@@ -63,12 +65,12 @@ class RegexMatchers:
 
     def _found(self, pattern: regex.Pattern[str], text: str) -> bool:
         if pattern.pattern in self.given_up:
-            return False
+            return self.doubt
         try:
             return pattern.search(text, timeout=_SEARCH_S) is not None
         except TimeoutError:
             self.given_up.add(pattern.pattern)
-            return False
+            return self.doubt
 
 
 def answers_of(queries: pa.Table, where: object) -> pa.Table:

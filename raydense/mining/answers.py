@@ -23,16 +23,16 @@ class HeldAnswers:
 
     def __init__(self, queries: str, store: PassageStore, match: Match) -> None:
         answered = answers_of(read_table(queries, "queries"), queries)
-        self._store, self._match = store, match
+        self._store, self._match, self._regexes = store, match, RegexMatchers(doubt=True)
         self._lookup, self._answers = IdLookup(answered["query_id"].combine_chunks()), answered["answers"].combine_chunks()
 
-    def held(self, ids: pa.Array, query: Rows, row: Rows, counts: dict[str, int]) -> Flags:
+    def held(self, ids: pa.Array, query: Rows, row: Rows) -> Flags:
         """Whether each passage `row` holds an answer of `ids[query]`, bool [n]; never for a query without answers.
 
-        Expressions that are invalid, or were given up, hold nothing, and are counted.
+        An expression that is invalid is held by none, and one that was given up by each: such a passage may hold it.
         """
-        place, regexes = self._lookup.positions(ids), RegexMatchers()
-        matcher = token_matcher if self._match == "token" else regexes.matcher
+        place = self._lookup.positions(ids)
+        matcher = token_matcher if self._match == "token" else self._regexes.matcher
         matchers: dict[int, Callable[[str], bool]] = {
             number: matcher(self._answers[int(place[number])].as_py()) for number in np.unique(query).tolist() if place[number] >= 0
         }
@@ -42,9 +42,13 @@ class HeldAnswers:
             rows, at = np.unique(row[some], return_inverse=True)
             texts = self._texts(rows)
             held[some] = [matchers[number](texts[text]) for number, text in zip(query[some].tolist(), at.tolist(), strict=True)]
-        for name, found in (("invalid", regexes.invalid), ("given up", regexes.given_up)):
-            counts[name] = counts.get(name, 0) + len(found)
         return held
+
+    def expressions(self) -> dict[str, int]:
+        """How many expressions of this block are invalid, and were given up; the next block begins anew, whoever makes it."""
+        counts = {"invalid": len(self._regexes.invalid), "given up": len(self._regexes.given_up)}
+        self._regexes = RegexMatchers(doubt=True)
+        return counts
 
     def _texts(self, rows: Rows) -> list[str]:
         table = self._store.take(rows, ["title", "text"])

@@ -28,10 +28,12 @@ def listed(counts: dict[str, int]) -> str:
 
 
 def say_expressions(stage: str, summary: dict[str, Any]) -> None:
-    """Say how many answers that are regular expressions had no effect."""
+    """Say how many answers that are regular expressions were not searched for."""
     expressions = summary.get("expressions", {})
-    if any(expressions.values()):
-        say(f"{stage}: of the answers as expressions these had no effect: {listed(expressions)}")
+    if expressions.get("invalid"):
+        say(f"{stage}: {expressions['invalid']:,} answers are invalid as expressions, and had no effect")
+    if expressions.get("given up"):
+        say(f"{stage}: {expressions['given up']:,} answers took too long as expressions: passages that may hold them are no negatives")
 
 
 def say_shortage(stage: str, summary: dict[str, Any], enough: int, kind: str) -> None:

@@ -41,7 +41,7 @@ class HybridMiner(Miner):
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
         """As `Miner.lists`; a query is short if either part has too few negatives, with `min_negatives` if both together have."""
         positives, negatives, labelled = self.labels.of(ids)
-        denoised = self._denoised(positives, negatives, ids, wanted)
+        denoised = self._denoised(positives, negatives, ids, counts)
         text = self.store.text_hash
         positive = among(found.query, text[found.row], positives.query, text[positives.row])
         taken = ~positive & among(found.query, text[found.row], denoised.query, text[denoised.row])
@@ -51,7 +51,7 @@ class HybridMiner(Miner):
         few_drawn = np.bincount(drawn.query, minlength=len(ids)) < self.settings.negatives - self.denoised
         few_denoised = np.bincount(denoised.query, minlength=len(ids)) < self.denoised
         counts["hybrid_removed"] = {"positive by the labels": int(positive.sum()), "in the denoised part": int(taken.sum())}
-        counts["hybrid"] = {
+        counts["hybrid"] |= {
             "queries not in the labels": len(ids) - labelled,
             "queries short of undenoised negatives": int(few_drawn.sum()),
             "queries short of denoised negatives": int(few_denoised.sum()),
@@ -69,11 +69,16 @@ class HybridMiner(Miner):
         fresh = labelled.at(~self.positives.hold_text(wanted[labelled.query], text) & ~repeats(labelled.query, text))
         return gold.then(Listed.of(fresh.query, fresh.row, fresh.score, "pseudo"))
 
-    def _denoised(self, positives: Candidates, negatives: Candidates, ids: pa.Array, wanted: Rows) -> Candidates:
-        """`denoised` of the labels' negatives of each query, without positives of the qrels or the labels, and without repeated texts."""
+    def _denoised(self, positives: Candidates, negatives: Candidates, ids: pa.Array, counts: dict[str, Any]) -> Candidates:
+        """`denoised` of the labels' negatives of each query, without positives of the qrels or the labels, repeated texts and held answers."""
         text = self.store.text_hash
         known = self.judged.like_positive(ids, negatives.query, text[negatives.row])
         known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])
         free = negatives.at(~known & ~repeats(negatives.query, text[negatives.row]))
+        counts["hybrid"] = {}
+        if self.answers:
+            held = self.answers.held(ids, free.query, free.row)
+            counts["hybrid"]["negatives of the labels with an answer"] = int(held.sum())
+            free = free.at(~held)
         drawn = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)
         return free.at(first_of_each(free.query, drawn, self.denoised))

@@ -79,7 +79,7 @@ def label(settings: LabelSettings) -> Artifact:
             draft.discard()
             raise
         what, where, fix = error.args
-        kept = f"for other thresholds, negatives, shortage or qrels give another output, and the scores that are kept as run, {scored.place}, without model"
+        kept = f"for other thresholds, negatives, answers, shortage or qrels give another output, and the scores that are kept as run, {scored.place}, without model"
         raise InputError(what, where, f"{fix}; {kept}") from None
     summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint, "depth": labeller.depth}
     files = [draft.read(file.path) for file in parts]
@@ -130,8 +130,8 @@ class _Labeller:
         scored = self._scored(block, ids, numbers, lengths)
         pseudo, negatives, counts = self._thresholded(scored)
         if self.answers:
-            counts["expressions"] = {}
-            held = self.answers.held(ids, negatives.query, negatives.row, counts["expressions"])
+            held = self.answers.held(ids, negatives.query, negatives.row)
+            counts["expressions"] = self.answers.expressions()
             counts["candidates"]["confident negatives"] -= int(held.sum())
             counts["candidates"]["negatives that hold an answer"] = int(held.sum())
             negatives = negatives.at(~held)
@@ -215,6 +215,7 @@ def _nothing_left(settings: LabelSettings, queries: dict[str, int], other_bins: 
     if queries.get("short"):
         found.append(f"{queries['short']:,} queries have fewer than {settings.enough} confident negatives")
         fixes.append("a greater depth, a higher s_neg, a lower min_negatives, or shortage keep")
+        fixes += ["leave answers out"] if settings.answers else []
     what = f"no example is left: {'; '.join(found)}" if found else "no example is left: the run has no candidates"
     return InputError(what, settings.run, f"give {'; or '.join(fixes)}" if fixes else "give another run")
 

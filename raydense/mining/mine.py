@@ -97,6 +97,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         raise InputError(what, settings.run, "give a deeper run, a lower min_negatives, or shortage keep or drop")
     if not total("kept"):
         fix = "give a run of the queries that the qrels judge, a greater depth, smaller margins, or shortage keep"
+        fix += ", or leave answers out" if settings.answers else ""
         raise InputError(f"no example is left: of {total('candidates'):,} candidates {listed(removed)} were removed", settings.run, fix)
     histogram = np.sum([block["histogram"] for block in blocks], axis=0).tolist()
     expressions = {"expressions": added(block["expressions"] for block in blocks)} if settings.answers == "regex" else {}

@@ -48,6 +48,8 @@ class Miner:
             query[block["rank"].to_numpy() > self.scored] = -1
         found = self.candidates(block, query, ids, wanted, counts)
         positives, negatives, short = self.lists(found, ids, wanted, counts)
+        if self.answers:
+            counts["expressions"] = self.answers.expressions()
         if self.settings.teacher:
             positives = positives.scored(self._scored_positives(block, query, wanted))
         kept = ~short if self.settings.shortage == "drop" else np.ones(len(wanted), dtype=bool)
@@ -76,8 +78,7 @@ class Miner:
         if self.settings.margins:
             found = self._far_enough(found, block, query, wanted, counts)
         if self.answers:
-            counts["expressions"] = {}
-            held = self.answers.held(ids, found.query, found.row, counts["expressions"])
+            held = self.answers.held(ids, found.query, found.row)
             counts["answered"] = int(held.sum())
             found = found.at(~held)
         return found
@@ -119,7 +120,7 @@ class Miner:
         free &= ~among(query, text, chosen.query, self.store.text_hash[chosen.row])
         query, row = query[free], row[free]
         if self.answers:
-            free = ~self.answers.held(ids, query, row, {})
+            free = ~self.answers.held(ids, query, row)
             query, row = query[free], row[free]
         first = first_of_each(query, np.arange(len(query)), self.settings.random)
         return Listed.of(query[first], row[first], np.full(len(first), np.nan, dtype=np.float32), "random")

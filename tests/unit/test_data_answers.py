@@ -91,3 +91,6 @@ def test_an_endless_search_is_given_up_once_and_for_all(monkeypatch: pytest.Monk
     assert not holds(text)
     assert regexes.given_up == {"(a|aa)+$"}
     assert holds(f"{text} other")
+    held = RegexMatchers(doubt=True).matcher(["(a|aa)+$"])
+    assert held(text)
+    assert held("b"), "it is searched for again"

@@ -42,7 +42,7 @@ SIDES = ((0, "positive"), (1, "negative"))
 
 
 def hybrid(root: Path, output: str = "examples", **more: object) -> Artifact:
-    folders = {name: str(root / name) for name in ("run", "corpus", "queries", "qrels")}
+    folders = {name: str(more.pop(name, root / name)) for name in ("run", "corpus", "queries", "qrels")}
     group = {"labels": str(root / "labels")} | {name: more.pop(name) for name in ("labels", "denoised") if name in more}
     return mine(MineSettings.read({**folders, "hybrid": group, "output": str(root / output), **more}))
 
@@ -180,6 +180,16 @@ def test_a_positive_of_the_same_question_under_another_id_is_in_neither_part(tmp
     example = examples_of(hybrid(tmp_path, negatives=40, denoised=10))["q0"]
     assert example["positives"] == [0, 1]
     assert sorted(example["negatives"]) == [row for row in range(2, 40) if row not in (5, 21)]
+
+
+def test_negatives_of_the_labels_that_hold_an_answer_are_left_out(world: Path) -> None:
+    queries = read_table(world / "queries", "queries")
+    held = pa.array([["text 21", "text 5"]] * len(queries))
+    write_table(world / "asked", "queries", [queries.append_column("answers", held)])
+    artifact = hybrid(world, queries=str(world / "asked"), negatives=40, denoised=10, answers="token")
+    for example in examples_of(artifact).values():
+        assert sorted(example["negatives"]) == [row for row in range(2, 40) if row not in (5, 21)]
+    assert artifact.summary["hybrid"]["negatives of the labels with an answer"] == 6
 
 
 def test_each_part_is_drawn_by_its_own_random_numbers(world: Path) -> None:

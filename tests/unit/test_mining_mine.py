@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import raydense.data.answers as answers
 import raydense.mining.answers as mining_answers
 import raydense.mining.mine as mining
 from raydense.data.store import CorpusWriter, PassageStore
@@ -385,6 +386,20 @@ def test_a_passage_that_holds_an_answer_in_text_or_title_is_no_negative(tmp_path
     assert by_expressions.summary["expressions"] == {"invalid": 1, "given up": 0}
 
 
+def test_what_may_hold_an_expression_that_takes_too_long_is_no_negative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answers, "_SEARCH_S", 0.0)
+    write_answered(tmp_path, {"q1": ["(b", "(k|kk)+$"], "q2": None})
+    mined = mine_answered(tmp_path, "slow", answers="regex", random=4)
+    assert examples_of(mined)["q1"]["negatives"] == []
+    assert len(examples_of(mined)["q2"]["negatives"]) == 5
+    assert mined.summary["expressions"] == {"invalid": 1, "given up": 1}
+    assert "1 answers took too long as expressions: passages that may hold them are no negatives" in capsys.readouterr().err
+    given_up = mine_answered(tmp_path, "random", answers="regex", random=4, depth=1)
+    assert given_up.summary["expressions"] == {"invalid": 1, "given up": 1}
+
+
 def test_random_passages_hold_no_answer(tmp_path: Path):
     write_answered(tmp_path, {"q1": ["kiwi"]})
     mined = mine_answered(tmp_path, "random", answers="token", random=4, depth=1)
@@ -395,3 +410,9 @@ def test_answers_are_asked_for_where_no_query_has_one(tmp_path: Path):
     write_answered(tmp_path, {"q1": None, "q2": [" "]})
     with pytest.raises(InputError, match="no query has an answer"):
         mine_answered(tmp_path, "none", answers="token")
+
+
+def test_where_answers_leave_no_example_the_error_names_them(tmp_path: Path):
+    write_answered(tmp_path, {"q1": ["kiwi", "fig", "kiwis", "wi"]})
+    with pytest.raises(InputError, match=r"no example is left: .* hold.* an answer were removed; .*, or leave answers out"):
+        mine_answered(tmp_path, "none", answers="token", shortage="drop", min_negatives=1)
