@@ -38,6 +38,7 @@ Work = Callable[[], object]
 _PASSING = {408, 409, 425, 429} | (set(range(500, 600)) - {501, 505})
 _OF_THE_TEXT = {400, 413, 422}  # of a request that may be refused for its text: its length, or what it says
 _FAILS = 500  # of a server that may fail at this text alone; the others of _PASSING say that it is busy, or away
+_HELLO = "Hello"  # what any text model answers
 _REFUSED_ALWAYS = 10  # texts that may be refused whatever the share
 _SPENT = "insufficient_quota"  # OpenAI's 429 that does not pass
 _BACKOFF_S = 1.0, 60.0  # after the first attempt, doubled after each further one, and the most
@@ -156,7 +157,7 @@ class Endpoint:
         What takes its time happens in a thread next to the open requests, one at a time: the next of `files`, and the work that `got`
         returns. A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. A text that is refused
         by an endpoint that has answered, or at which alone it fails in all attempts, is an empty reply, unless these are more than 10 and
-        `most_refused` of the requests. At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
+        `most_refused` of the requests; if nothing else is answered meanwhile, a greeting is sent to see. At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
         its model, the request, which is named by its key as text), EndpointError if it does not answer in `attempts`, or if `max_cost` is
         reached, and what the caller's raise.
         """
@@ -193,7 +194,7 @@ class Endpoint:
             raise failures[0]
 
     async def _reply(self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]) -> Reply:
-        """The reply to one request, sent again after each failure that may pass; an empty one where it fails at this text, and answers others meanwhile."""
+        """The reply to one request, sent again after each failure that may pass; an empty one where it fails at this text alone."""
         faults: list[_Fault] = []
         answered = 0
         while len(faults) < self._settings.attempts:
@@ -206,9 +207,21 @@ class Endpoint:
             answered = answered if faults else self._answered  # before the first failure, others may only have been quicker
             faults.append(found)
         failed = f"failed {len(faults)} times (the last time: {faults[-1].line})"
-        if self._answered > answered and all(fault.of_the_text for fault in faults):
+        of_the_text = self._answered > 0 and all(fault.of_the_text for fault in faults)
+        if of_the_text and (self._answered > answered or await self._greets(session, key, body, broken)):
             return self._without(key, failed)
         raise EndpointError(f"{self._url}: {f'{key} ' if self._answered else ''}{failed}; {_KEPT}")
+
+    async def _greets(self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]) -> bool:
+        """Whether it answers a greeting in place of a text at which it fails: nothing else may be left to ask."""
+        await self._turn()
+        found = await self._attempt(session, key, {**body, "messages": [{"role": "user", "content": _HELLO}]}, broken)
+        if not isinstance(found, Reply) or found.refused:
+            return False
+        if found.metered:
+            self.count(found.prompt_tokens, found.completion_tokens)
+            broken(found)
+        return True
 
     async def _attempt(self, session: aiohttp.ClientSession, key: object, body: Body, broken: Callable[[Reply], None]) -> Reply | _Fault:
         """The reply to a request that is sent once, or why there is none; InputError for what does not pass."""

@@ -320,6 +320,41 @@ def test_a_text_at_which_an_endpoint_always_fails_stays_empty(
     assert "the endpoint refuses passage 'p5' (failed 3 times (the last time: " in said[0]
 
 
+def three_lines_or_hello(body: dict[str, Any]) -> str:
+    return "Hi!" if body["messages"][0]["content"] == "Hello" else three_lines(body)
+
+
+@pytest.mark.parametrize("failing", [[PASSAGES - 1], [PASSAGES - 2, PASSAGES - 1]])
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_a_text_at_which_it_fails_last_stays_empty(corpus: Path, tmp_path: Path, failing: list[int], at_once: int) -> None:
+    """Nothing else is answered meanwhile: neither in this run, nor in one that asks for it alone."""
+    output, numbers = tmp_path / "out", {n * n for n in failing}
+    with chat_server(three_lines_or_hello) as server:
+
+        def fails(number: int) -> Fault | None:
+            asked = server.asked[number]
+            return (500, {}, b"a template's fault") if asked.prompt != "Hello" and number_of(asked.body) in numbers else None
+
+        server.fault = lambda number: fails(number) and (403, {}, b"not now")
+        with pytest.raises(InputError, match="403 not now"):
+            generate(settings(corpus, output, server, endpoint={"requests_at_once": 1}))
+        server.fault = fails
+        made = generate(settings(corpus, output, server, endpoint={"requests_at_once": at_once, "attempts": 3}))
+        paid = sum(len(one.prompt.split()) for one in server.answered())
+    assert lists(made) == [[] if n in failing else [f"what is {n * n}", f"who wrote {n * n}?"] for n in range(PASSAGES)]
+    assert (made.summary["refused"], made.summary["prompt_tokens"]) == (len(failing), paid)
+
+
+def test_an_endpoint_that_fails_at_all_from_now_on_leaves_nothing_empty(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with chat_server(three_lines, fault=lambda number: (500, {}, b"engine is dead") if number >= 14 else None) as server:
+        one = settings(corpus, output, server, endpoint={"requests_at_once": 1, "attempts": 2})
+        with pytest.raises(EndpointError, match=r"passage 'p14' failed 2 times \(the last time: 500 engine is dead\); what was answered"):
+            generate(one)
+    with chat_server(three_lines) as server:
+        assert generate(settings(corpus, output, server)).summary["refused"] == 0
+
+
 @pytest.mark.parametrize("fault", [(503, {}, b"loading"), (429, {}, b""), "drop"])
 def test_an_endpoint_that_is_busy_or_away_does_not_refuse_a_text(corpus: Path, tmp_path: Path, fault: Fault) -> None:
     with chat_server(three_lines) as server:
