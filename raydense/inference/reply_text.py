@@ -21,17 +21,19 @@ def text_of(reply: str) -> str:
 def queries_of(reply: str, cut: bool, most: int, once: bool) -> tuple[list[str], dict[str, int]]:
     """The first `most` queries of a reply, a line each; how many it lacks (`empty`), and has `repeated` (if each is kept `once`) or `surplus`.
 
-    Numbers and bullets are removed where half of the lines have some, and where two have, the other lines are none: they introduce the queries,
-    explain or close them. One number alone may belong to its query. So are lines that end with a colon or fence the queries, and the last line
-    of a reply that a limit `cut`. Quotes and asterisks around a query are removed.
+    Lines that end with a colon or fence the queries are none, nor is the last line of a reply that a limit `cut`. Of the others, numbers and
+    bullets are removed where half have some. Where more have, and two at least, those without are none: they introduce the queries, explain or
+    close them; where it is half, the numbered ones may be the headings of queries. Quotes and asterisks around a query are removed.
     """
     lines = text_of(reply).splitlines()
     lines = [bare for line in (lines[:-1] if cut else lines) if (bare := _bare(line))]
     parted = [(line, _bare(line[number.end() :]) if (number := _NUMBER.match(line)) else "") for line in lines]
+    parted = [(line, text) for line, text in parted if not (text or line).endswith((":", "：")) and not line.startswith("```")]
     numbered = [text for _, text in parted if text]
-    if 2 * len(numbered) >= len(lines):
-        lines = numbered if len(numbered) > 1 else [text or line for line, text in parted]
-    full = [line for line in lines if not line.endswith((":", "：")) and not line.startswith("```")]
+    full = [line for line, _ in parted]
+    if 2 * len(numbered) >= len(parted):
+        most_are = len(numbered) > 1 and 2 * len(numbered) > len(parted)
+        full = numbered if most_are else [text or line for line, text in parted]
     kept = list(dict.fromkeys(full)) if once else full
     counts = {"empty": max(0, most - len(full)), "repeated": len(full) - len(kept), "surplus": max(0, len(kept) - most)}
     return kept[:most], counts

@@ -14,6 +14,8 @@ from raydense.inference.reply_text import queries_of, text_of
         ("who is a\n3. liga tabelle\nwhat is b", ["who is a", "3. liga tabelle", "what is b"]),
         ("1. 3. liga tabelle\n2. what is b", ["3. liga tabelle", "what is b"]),
         ("3. liga tabelle\nwhat is b", ["liga tabelle", "what is b"]),
+        ("1. Persons\nwho is a\n2. Things\nwhat is b", ["Persons", "who is a", "Things", "what is b"]),
+        ("who is a\nwhat is b\n- one\n- two", ["who is a", "what is b", "one", "two"]),
         ("Query 1: who is a\n**Query 2:** what is b\n**Query 3**: c", ["who is a", "what is b", "c"]),
     ],
 )
@@ -26,7 +28,7 @@ def test_numbers_are_removed_where_lines_are_numbered(reply: str, wanted: list[s
     [
         ("Here are two queries for the passage above.\n1. who is a\n2. what is b", ["who is a", "what is b"]),
         ("1. who is a\n2. what is b\n\nI hope these help!", ["who is a", "what is b"]),
-        ("1. who is a\n   It asks for a person.\n2. what is b\n   It asks for a thing.", ["who is a", "what is b"]),
+        ("Here they are:\n1. who is a\n2. what is b\nI hope these help!", ["who is a", "what is b"]),
         ("```\n1. who is a\n2. what is b\n```", ["who is a", "what is b"]),
         ("1. Short ones:\n   - who is a\n2. Long ones:\n   - what is b, and when", ["who is a", "what is b, and when"]),
         ("Query 1:\nwho is a\nQuery 2:\nwhat is b", ["who is a", "what is b"]),  # the lines with numbers hold nothing else
