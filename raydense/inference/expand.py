@@ -21,7 +21,7 @@ from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.inference.expand_settings import ExpandSettings
 from raydense.inference.layout import Layout
 from raydense.inference.live_line import live_line
-from raydense.inference.packing import pack, token_columns
+from raydense.inference.packing import pack, token_columns, unpack
 from raydense.inference.pipeline import run
 from raydense.inference.precision import forget_precision, precision_of
 from raydense.inference.reply_text import text_of
@@ -98,6 +98,7 @@ def expand(settings: ExpandSettings) -> Artifact:
         say_spent("expand", words, summed(found.values()))
     else:
         say(f"expand: {words}")
+        _say_cut(str(settings.model), sum(summary["prompts_cut"] for summary in found.values()), len(queries) * len(found))
     return dataset.finish(queries=len(queries), kinds=list(settings.kinds))
 
 
@@ -156,6 +157,7 @@ class _Files:
             else:
                 found |= {"model": draft.made_from["inputs"]["model"], "precision": precision_of(files, draft)}
                 found |= {"tokens": sum(note["tokens"] for note in notes), "seconds": round(sum(note["seconds"] for note in notes), 2)}
+                found["prompts_cut"] = sum(note.get("prompts_cut", 0) for note in notes)  # an earlier version counted none
             draft.done = draft.finish(rows, **found)
         self.dataset.keep(folder, draft.done)
         return draft.done.summary
@@ -203,7 +205,6 @@ def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: di
     draft, total = files.dataset.draft, sum(part.queries.num_rows for part in parts)
     if not pending:
         return
-    _say_cut(settings, pending)
     rows = [
         {"part": number, "start": part.start, "texts": part.prompts(getattr(settings.prompts, part.kind))}
         for number, part in enumerate(pending)
@@ -223,29 +224,29 @@ def _draw(settings: ExpandSettings, parts: list[Part], files: _Files, prints: di
             committed_now(done)
 
 
-def _say_cut(settings: ExpandSettings, parts: list[Part]) -> None:
-    """Say how many prompts are longer than what the model reads."""
+def _say_cut(model: str, cut: int, prompts: int) -> None:
+    """Say how many of the prompts are longer than what the model reads."""
     from raydense.models.generator import longest_input
 
-    longest = longest_input(str(settings.model))
-    tokenizer = load_tokenizer(str(settings.model), query_length=longest)
-    prompts = [prompt for part in parts for prompt in part.prompts(getattr(settings.prompts, part.kind))]
-    if cut := sum(tokenizer.truncates([tokenizer.config.passage_prefix + prompt for prompt in prompts])):
-        say(f"expand: the model reads the first {longest} tokens of {cut:,} of {len(prompts):,} prompts, which are longer")
+    if cut:
+        say(f"expand: the model reads the first {longest_input(model)} tokens of {cut:,} of {prompts:,} prompts, which are longer")
 
 
 def _load_tokenizer(folder: str) -> TextTokenizer:
     from raydense.models.generator import longest_input
 
-    return load_tokenizer(folder, passage_length=longest_input(folder))
+    longest = longest_input(folder)
+    return load_tokenizer(folder, passage_length=longest, query_length=longest)
 
 
 def tokenise_prompts(table: pa.Table, settings: ExpandSettings, draft: Draft, print_: str) -> pa.Table:
-    """The tokens of the prompts that `table` holds for one part, packed into one row."""
+    """The tokens of the prompts that `table` holds for one part, and how many are longer than the model reads, packed into one row."""
     row = table.to_pylist()[0]
     tokenizer = kept_tokenizer(_load_tokenizer, str(settings.model), print_)
     tokens = tokenizer.passages(row["texts"])
-    return pack({"part": [row["part"]], "range": [row["start"], row["start"] + len(row["texts"])], **token_columns(tokens)})
+    cut = sum(tokenizer.truncates([tokenizer.config.passage_prefix + text for text in row["texts"]]))
+    where = {"part": [row["part"]], "range": [row["start"], row["start"] + len(row["texts"])], "prompts_cut": [cut]}
+    return pack({**where, **token_columns(tokens)})
 
 
 class ContextDrawer:
@@ -261,7 +262,8 @@ class ContextDrawer:
         """Draw the contexts of one part as `tokenise_prompts` packed it."""
         drawn = self._drawer.draw(table)
         contexts = json.dumps([texts[0] for texts in drawn.texts]).encode()
-        return pa.Table.from_pylist([{"part": drawn.part, "contexts": contexts, **drawn.note}])
+        cut = unpack(table)["prompts_cut"][0].as_py()
+        return pa.Table.from_pylist([{"part": drawn.part, "contexts": contexts, "prompts_cut": cut, **drawn.note}])
 
 
 def _one_line(text: str) -> str:

@@ -190,18 +190,21 @@ def test_a_model_reads_as_much_as_it_can_or_was_trained_with(
 
     def drawn(stage: str, spread: Any, rows: list[dict[str, Any]], tokenise: Any, actor: Any, **arguments: Any) -> Iterator[dict[str, Any]]:
         for row in rows:
-            tokens = tokens_of(unpack(tokenise(pa.Table.from_pylist([row]), **arguments)))
+            columns = unpack(tokenise(pa.Table.from_pylist([row]), **arguments))
+            tokens = tokens_of(columns)
             read["lengths"] = tokens.lengths.tolist()
             yield {
                 "part": row["part"],
                 "contexts": json.dumps(["me"] * len(row["texts"])),
+                "prompts_cut": columns["prompts_cut"][0].as_py(),
                 "tokens": 0,
                 "seconds": 0.0,
                 "precision": "fp32",
             }
 
     monkeypatch.setattr(expand_module, "run", drawn)
-    expand(one)
+    made = expand(one)
+    assert Artifact.open(made.path / "queries" / "answer").summary["prompts_cut"] == 1
     assert read["lengths"][1] == longest > read["lengths"][0]
     said = f"expand: the model reads the first {longest} tokens of 1 of 2 prompts, which are longer"
     assert said in capsys.readouterr().err
