@@ -27,6 +27,7 @@ from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import actors_of, at_each_step
 from raydense.runtime.session import ensure_ray
 from raydense.runtime.waiting import Waiting
+from raydense.settings import Settings
 from raydense.storage import Draft
 
 _FAULT = "fault"
@@ -57,7 +58,7 @@ def run(
     rows.context.issue_detectors_config.detectors = []  # they advise the author of a pipeline, in its user's terminal, every half minute
     # wait for a file that takes longer than Ray's half an hour, or for a node that joins later
     rows.context.execution_no_progress_timeout_s = -1
-    restarts = Restarts(stage)
+    restarts = Restarts(stage, spread)
     rows.context.custom_execution_callback_classes = [at_each_step(restarts.refuse)]
     tokens = rows.map_batches(
         cast(Any, _tokenise),
@@ -96,8 +97,8 @@ def _waits(job: str, restarts: Restarts) -> bool:
 class Restarts:
     """How often each actor of a pool was started again since a part was finished: Ray starts one that memory never suffices for without end."""
 
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
+    def __init__(self, stage: str, spread: Spread) -> None:
+        self._stage, self._spread = stage, spread
         self._now: dict[str, int] = {}
         self._before: dict[str, int] = {}
 
@@ -115,10 +116,17 @@ class Restarts:
         again = max((number - self._before.get(actor, number) for actor, number in self._now.items()), default=0)
         if again >= _MOST_RESTARTS:
             what = f"its processes end before one has finished a part, {again} times in a row, most likely for lack of memory"
-            fix = (
-                "give machines with more memory, or less at once: by --concurrency 1,1, --token-budget or --block, where the stage has them"
-            )
-            raise InputError(what, self._stage, f"{fix}; what was committed is kept")
+            raise InputError(what, self._stage, f"give machines with more memory{_or_less(self._spread)}; what was committed is kept")
+
+
+def _or_less(spread: Spread) -> str:
+    """How a stage of these settings computes less at once: nothing where they are of no stage, as for the queries of a search."""
+    if not isinstance(spread, Settings):
+        return ""
+    there = {name: f"--{name.replace('_', '-')}" for name in ("token_budget", "block") if name in type(spread).model_fields}
+    anew = [flag for name, flag in there.items() if name in spread.shaping()]
+    goes_on = " or ".join(["--concurrency 1,1", *(flag for flag in there.values() if flag not in anew)])
+    return f", or less at once by {goes_on}" + (f", or in another --output by a smaller {' or '.join(anew)}" if anew else "")
 
 
 def run_parts(

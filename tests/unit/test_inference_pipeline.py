@@ -13,7 +13,7 @@ import torch
 
 from raydense.errors import InputError
 from raydense.inference.pipeline import _FAULT, Restarts, _Actor
-from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings
+from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, Spread
 
 INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}
 
@@ -59,20 +59,33 @@ def counted(restarts: Restarts, **of_actors: int) -> None:
     restarts.refuse()
 
 
-def test_an_actor_that_ends_again_and_again_ends_the_stage() -> None:
-    restarts = Restarts("rerank")
+@pytest.mark.parametrize(
+    ("settings", "less"),
+    [
+        (EncodeSettings.read(inputs()), ", or less at once by --concurrency 1,1 or --token-budget"),
+        (
+            RerankSettings.read(inputs("run", "queries")),
+            ", or less at once by --concurrency 1,1 or --token-budget, or in another --output by a smaller --block",
+        ),
+        (GenerateSettings.read(inputs()), ", or less at once by --concurrency 1,1, or in another --output by a smaller --token-budget"),
+        (Spread(), ""),
+    ],
+)
+def test_an_actor_that_ends_again_and_again_ends_the_stage(settings: Spread, less: str) -> None:
+    restarts = Restarts("rerank", settings)
     for number in range(5):
         counted(restarts, a=number, b=0)
-    line = r"rerank: its processes end before one has finished a part, 5 times in a row, most likely for lack of memory; give .* is kept"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError) as caught:
         counted(restarts, a=5, b=0)
+    what = "rerank: its processes end before one has finished a part, 5 times in a row, most likely for lack of memory"
+    assert str(caught.value) == f"{what}; give machines with more memory{less}; what was committed is kept"
 
 
 def test_actors_that_end_now_and_then_or_together_do_not() -> None:
-    restarts = Restarts("rerank")
+    restarts = Restarts("rerank", Spread())
     for number in range(20):  # as by nodes that leave, each with all its actors
         counted(restarts, **{f"actor {actor}": number // 4 for actor in range(10)})
     for number in range(20):
         restarts.progress()
         counted(restarts, **{f"actor {actor}": 4 + number for actor in range(10)})
-    counted(Restarts("encode"), another=100)  # of another stage of the job, or from before
+    counted(Restarts("encode", Spread()), another=100)  # of another stage of the job, or from before
