@@ -56,7 +56,7 @@ def texts_of(store: PassageStore, generated: Generated | None, start: int, stop:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows start..stop-1 of the corpus, in a shard that begins at row `base`; and the names of its files in the draft."""
+    """Rows start..stop-1 of the corpus, in a shard that begins at row `base`; and the names of its files in the draft, others by other rules."""
 
     base: int
     start: int
@@ -68,18 +68,18 @@ class Part:
 
     @property
     def words(self) -> str:
-        """Its words, sorted, with the number of its passages that have each: an Arrow file of `word` and `df`. Those by other rules have other names."""
+        """Its words, sorted, with the number of its passages that have each: an Arrow file of `word` and `df`."""
         return f"words{RULES}-{self.start:010d}-{self.stop:010d}.arrow"
 
     @property
     def counts(self) -> str:
         """int32: the length of each passage; the number of passages that have each word; then by word these passages, as rows of the shard, and how often each has it."""
-        return f"counts-{self.start:010d}-{self.stop:010d}.int32"
+        return f"counts{RULES}-{self.start:010d}-{self.stop:010d}.int32"
 
     @property
     def ids(self) -> str:
         """int32: the position of each of its words in the vocabulary of the index."""
-        return f"ids-{self.start:010d}-{self.stop:010d}.int32"
+        return f"ids{RULES}-{self.start:010d}-{self.stop:010d}.int32"
 
 
 def parts_of(store: PassageStore, generated: Generated | None, ranges: list[tuple[int, int]]) -> list[Part]:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
 from raydense.retrieval import bm25_build, bm25_counts, bm25_scores, bm25_vocabulary
-from raydense.retrieval.bm25_counts import Inputs, count, parts_of
+from raydense.retrieval.bm25_counts import Inputs, Part, count, parts_of
 from raydense.retrieval.bm25_scores import Weighting, score, shard_file, word_ranges
 from raydense.retrieval.bm25_vocabulary import merge_vocabularies
 from raydense.retrieval.settings import IndexSettings
@@ -116,6 +116,14 @@ def test_a_range_of_words_has_no_more_pairs_than_fit_in_memory(sizes: list[int],
         assert high - low == 1 or starts[high] - starts[low] <= pairs
 
 
+def test_files_of_pass_1_by_other_rules_have_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between two of them would else leave words by one rule and lengths by another."""
+    part = Part(0, 0, 4)
+    before = {part.words, part.counts, part.ids}
+    monkeypatch.setattr(bm25_counts, "RULES", 99)
+    assert len(before | {part.words, part.counts, part.ids}) == 6
+
+
 def test_what_an_earlier_version_counted_is_not_continued(tmp_path: Path) -> None:
     corpus_of(tmp_path / "corpus", ["naïve"] * 4)
     asked = IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "index"))
@@ -149,7 +157,7 @@ def test_the_pairs_of_a_corpus_are_estimated_from_a_sample(tmp_path: Path) -> No
     assert bm25_counts.sampled_pairs(store, None, WORDS) == 15_000
 
 
-@pytest.mark.parametrize("damaged", ["counts-*", "words-*"])
+@pytest.mark.parametrize("damaged", ["counts*", "words*"])
 def test_what_a_crash_damaged_of_pass_1_is_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
     corpus_of(tmp_path / "corpus", [f"river w{i % 5} land" for i in range(30)])
     monkeypatch.setattr(bm25_counts, "PART_BYTES", 200)
@@ -168,6 +176,7 @@ def test_what_a_crash_damaged_of_pass_1_is_counted_again(tmp_path: Path, monkeyp
         if name == "damaged":
             with pytest.raises(KeyboardInterrupt):
                 bm25_build.build_bm25(Draft.open(tmp_path / name, "index", made_from), given)
+            assert list((tmp_path / name / ".work").glob(damaged))
             for file in (tmp_path / name / ".work").glob(damaged):
                 if file.suffix != ".sha256":
                     file.write_bytes(bytes(file.stat().st_size))
