@@ -38,15 +38,17 @@ def build_faiss(draft: Draft, settings: IndexSettings) -> Artifact:
     ranges = shard_ranges(vectors.rows, settings.shards)
     there = draft.committed()
     missing = [i for i in range(settings.shards) if shard_file(i) not in there]
-    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, sample=settings.train_sample)
+    sample = 0 if EMPTY in there else settings.train_sample
+    plan = plan_build(settings.factory, vectors.dimension, vectors.rows, settings.shards, sample=sample)
     check_training(plan, settings.train_sample)
     check_build(settings, plan, draft, missing)
     where = vectors.artifact.located, vectors.artifact.fingerprint
-    if EMPTY not in there and plan.train_bytes:
-        threads = training_threads(plan, settings)
-        list(run_tasks("index", _make_empty, [(draft, settings, *where, threads)], memory=plan.train_bytes, cpus=threads))
-    elif EMPTY not in there:
-        _make_empty(draft, settings, *where)
+    if EMPTY not in there:
+        if plan.train_bytes:
+            threads = training_threads(plan, settings)
+            list(run_tasks("index", _make_empty, [(draft, settings, *where, threads)], memory=plan.train_bytes, cpus=threads))
+        else:
+            _make_empty(draft, settings, *where)
     if missing:
         plan = with_threads(plan, settings, len(missing))
     calls = [(draft, *where, i, *ranges[i], plan.threads) for i in missing]

@@ -224,7 +224,7 @@ class _Refined(Part):
         self.index, self.rows, self.threads = index, rows, threads
         self._parts = [part_of(one, rows, threads) for one in (index.base_index, index.refine_index)]
         self.surveyed = any(part.surveyed for part in self._parts)
-        self.parallel = any(part.parallel for part in self._parts)
+        self.parallel = self._parts[0].parallel  # the codes that refine are little work
 
     def survey(self, start: int, block: Block) -> None:
         for part in self._parts:

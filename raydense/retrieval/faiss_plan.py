@@ -30,7 +30,7 @@ _TRAINED = 3  # the sample in float32, what a transformation or the residuals ma
 _SMALLER = ("SQfp16", "SQ8", "RaBitQ,Refine(SQ8)", "RaBitQ,Refine(SQ4)", "RaBitQ")
 _ROW_BYTES = 4  # the number of a vector's inverted list, between the two passes
 _ONE_BY_ONE = 0.1  # of a task's work, about: its files are read and written by one thread
-_RELEASE_S = 3.0  # until the cores and the memory of what has ended are free
+_RELEASE_S = 3.0  # until what has ended gives its cores back, and its memory with them
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def with_threads(plan: BuildPlan, settings: IndexSettings, tasks: int) -> BuildP
 
 def training_threads(plan: BuildPlan, settings: IndexSettings) -> int:
     """The threads of the task that trains the index."""
-    return 1 if settings.background else threads_each(1, 0, lambda threads: plan.train_bytes)
+    needed = plan.train_bytes
+    return 1 if settings.background else threads_each(1, 0, lambda threads: needed)
 
 
 def threads_each(tasks: int, concurrency: int, task_bytes: Callable[[int], int]) -> int:
@@ -119,7 +120,8 @@ def threads_each(tasks: int, concurrency: int, task_bytes: Callable[[int], int])
     nodes = _unclaimed()
 
     def time_taken(threads: int) -> float:
-        at_once = min(concurrency or tasks, sum(min(cpus // threads, memory // max(1, task_bytes(threads))) for cpus, memory in nodes))
+        needed = max(1, task_bytes(threads))
+        at_once = min(concurrency or tasks, sum(min(cpus // threads, memory // needed) for cpus, memory in nodes))
         return math.ceil(tasks / at_once) * (1 / threads + _ONE_BY_ONE) if at_once else math.inf
 
     return min(range(1, max((cpus for cpus, _ in nodes), default=1) + 1), key=time_taken, default=1)

@@ -30,7 +30,7 @@ class IndexSize:
 
 
 def index_of(factory: str, dimension: int) -> Any:
-    """An untrained index; InputError on a factory string that FAISS does not know, or whose index cannot be filled in parts, or has ids of its own."""
+    """An untrained index; InputError on a factory string that FAISS does not know, or whose index is filled only at once or has own ids."""
     if "L2norm" in factory:
         what = f"{factory!r} normalises vectors, and their scores are inner products as the model was trained for"
         raise InputError(what, "factory", "leave out L2norm: a model of cosine similarity normalises its vectors itself")

@@ -38,9 +38,7 @@ def vectors_forecast(settings: IndexSettings, vectors: Holds) -> Forecast:
         work["products"] = float((trained + rows) * lists * width + (_CHOOSING * rows * width if settings.recall else 0))
     elif "HNSW" in settings.factory:
         work["products"] = float(_LINKS * rows * width)
-    return Forecast(
-        needs, {settings.output: made}, f"index {'lists' if lists else 'vectors'}", work, max(plan.task_bytes, plan.train_bytes)
-    )
+    return Forecast(needs, {settings.output: made}, f"index {'lists' if lists else 'vectors'}", work, plan.largest_task)
 
 
 def search_work(known: Known, queries: Holds, index: Holds, k: int, model: str | None, search_params: str) -> tuple[str, dict[str, float]]:

@@ -21,10 +21,8 @@ _SHARE = 24  # hits that a list is first asked for, at least: the best k of a qu
 _ROWS = 2**14  # of a list that are decoded at once; and of the least part of flat vectors
 _PARTS = 16  # of flat vectors, at most
 _HITS_BYTES, _HIT_BYTES = 96 * 2**20, 20  # of a call; of a hit: score, row, and its number while the best are chosen
-_FEW, _MANY = (
-    8,
-    64,
-)  # queries that are transformed, or compared with the centroids, at once: of a small block, which threads share, and of a large one
+_FEW = 8  # queries that are transformed, or compared with the centroids, at once: of a small block, which threads share
+_MANY = 64  # the same of a large block
 
 
 def search_of(faiss: Any, index: Any, threads: int) -> Any:

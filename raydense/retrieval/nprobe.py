@@ -139,7 +139,9 @@ def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_pa
     path = draft.read(shard.file)
     index = open_index(path, draft.read(empty))
     set_search_params(index, search_params)
-    scores, rows = search_of(faiss, index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
+    lists: Any = faiss.try_extract_index_ivf(index)
+    with blas_preferred(faiss, lists.d):
+        scores, rows = search_of(faiss, index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
     return scores, np.where(rows >= 0, rows + shard.start, -1)
 
 

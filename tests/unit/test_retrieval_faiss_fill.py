@@ -80,7 +80,15 @@ def test_a_thread_has_few_vectors_in_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "several"), [("SQ8", True), ("PCA16,IVF64,Flat", True), ("HNSW4", False), ("PCA16,HNSW4,RFlat", True), ("RQ2x4", False)]
+    ("factory", "several"),
+    [
+        ("SQ8", True),
+        ("PCA16,IVF64,Flat", True),
+        ("HNSW4", False),
+        ("PCA16,HNSW4,RFlat", False),
+        ("IVF64,RaBitQ,Refine(SQ8)", True),
+        ("RQ2x4", False),
+    ],
 )
 def test_threads_are_claimed_for_what_they_do(factory: str, several: bool) -> None:
     assert has_work_for_threads(faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)) is several

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from raydense.errors import InputError
-from raydense.retrieval import faiss_plan
-from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each, with_threads
+from raydense.forecast import Holds
+from raydense.retrieval import faiss_build, faiss_plan
+from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each, training_threads, with_threads
+from raydense.retrieval.faiss_size import index_of
+from raydense.retrieval.forecasts import vectors_forecast
 from raydense.retrieval.settings import IndexSettings
 from raydense.storage import Draft
 
@@ -78,6 +82,42 @@ def test_a_small_index_is_made_on_a_machine_of_many_cores(factory: str, monkeypa
     assert with_threads(one, settings.replaced({"background": True}), 1) == one
 
 
+def test_an_index_is_not_made_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of many lists one takes half a second."""
+    put_nodes(monkeypatch, [64, 64])
+    plan, made = plan_build("IVF64,SQ8", 768, 1_000_000, 1, sample=10_000), []
+    monkeypatch.setattr(faiss_plan, "index_of", lambda *of: made.append(of) or index_of(*of))
+    assert training_threads(plan, IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"))) == 64
+    assert len(made) == 1
+
+
+def test_the_memory_of_a_task_is_asked_once_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nodes(monkeypatch, [4, 4, 4])
+    asked: list[int] = []
+    threads_each(2, 0, lambda threads: asked.append(threads) or GIB)
+    assert len(asked) == len(set(asked))
+
+
+def test_what_is_trained_needs_no_memory_to_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An index that was trained on a larger machine, or by a version that did not count it, is filled."""
+    asked, samples = IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"), shards=1, factory="IVF64,SQ8"), []
+    vectors = SimpleNamespace(rows=100_000, dimension=64)
+    monkeypatch.setattr(faiss_build, "Vectors", lambda *_, **__: vectors)
+
+    def stop(settings: IndexSettings, plan: faiss_plan.BuildPlan, draft: Draft, missing: list[int]) -> None:
+        samples.append(plan.train_bytes > 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faiss_build, "check_build", stop)
+    draft = Draft.open(asked.output, "index", {"inputs": {"embeddings": "v"}})
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            faiss_build.build_faiss(draft, asked)
+        draft.commit(faiss_build.EMPTY, lambda path: path.write_bytes(b"trained"), 0)
+    draft.close()
+    assert samples == [True, False]
+
+
 def test_a_small_shard_has_no_more_in_work_than_its_vectors() -> None:
     small = plan_build("SQ8", 768, 20_000, 1)
     assert replace(small, threads=64).task_bytes == small.file_bytes[0] + 4 * 20_000 + 5 * 20_000 * 768 * 4 + faiss_plan.PROCESS_BYTES
@@ -131,3 +171,10 @@ def test_the_choice_of_nprobe_is_counted() -> None:
     assert large.nprobe_bytes - faiss_plan.PROCESS_BYTES == large.file_bytes[0] + 8 * 25_600 * 768
     assert [plan.largest_task for plan in (small, large)] == [max(plan.task_bytes, plan.nprobe_bytes) for plan in (small, large)]
     assert plan_build("Flat", 768, 30_000, 1).nprobe_bytes == 0
+
+
+def test_a_forecast_counts_the_choice_of_nprobe(tmp_path: Path) -> None:
+    """As the stage itself, which would be refused where the plan passes."""
+    asked = IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"), shards=1, factory="IVF64,RaBitQ")
+    plan = plan_build(asked.factory, 768, 30_000, 1, sample=asked.train_sample)
+    assert vectors_forecast(asked, Holds(30_000, each=768)).memory == plan.nprobe_bytes > max(plan.task_bytes, plan.train_bytes)
