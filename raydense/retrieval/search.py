@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from raydense.retrieval.query_vectors import check_model, check_vectors, encoded
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
-from raydense.storage import Artifact, Draft, folders_by_name, named, provenance, provenance_of, read_manifest, releases_outputs
+from raydense.storage import Artifact, Draft, commits_in, folders_by_name, named, provenance, provenance_of, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
 
 Rows = NDArray[np.int64]
 _MOST_HITS = 2**27  # of 12 bytes each
+_ROUNDING = 2  # of scores of inverted lists, and behind transformations; 0.2 noted none
 
 
 @releases_outputs
@@ -58,7 +60,7 @@ def search(settings: SearchSettings) -> Artifact:
             kind_of(index).check_params(_params(settings, index))
         if settings.gpu and not any(kind_of(index).encoded for index in indexes):
             kind_of(indexes[0]).check_gpu("")
-    if read_manifest(settings.output) is None:
+    if read_manifest(settings.output) is None and not commits_in(settings.output):  # which fix the block
         _refuse_large_blocks(settings, indexes, fusion)
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
@@ -70,6 +72,7 @@ def search(settings: SearchSettings) -> Artifact:
     starts = [at for at in range(0, len(queries), settings.block) if _run_file(at // settings.block) not in there]
     asked = _Asked(names, indexes, fusion, pools)
     if starts:
+        _refuse_other_rounding(draft, indexes)
         _search_blocks(draft, settings, asked, queries, positions, starts)
     found = sum(file.rows for file in draft.committed().values())
     return draft.finish(found, queries=len(queries), k=settings.k, corpus=indexes[0].summary["corpus"], **asked.about(settings.k))
@@ -84,11 +87,25 @@ def _depths(settings: SearchSettings, fusion: Fusion | None) -> list[int]:
 def _refuse_large_blocks(settings: SearchSettings, indexes: list[Artifact], fusion: Fusion | None) -> None:
     """InputError where the shards of an index that is not exact would return gigabytes for one block: all the hits asked for, each of them."""
     for index, depth in zip(indexes, _depths(settings, fusion), strict=True):
-        exact = index.summary.get("largest_norm") is not None
-        each = min(depth, index.rows) * (1 if exact else len(index.summary["shards"]))
+        exact, shards = index.summary.get("largest_norm") is not None, index.summary["shards"]
+        each = min(depth, index.rows) if exact else sum(min(depth, stop - start) for start, stop in shards)
         if each * settings.block > _MOST_HITS:
             what = f"{settings.block:,} queries of a block x {each:,} hits of all shards are more than the {_MOST_HITS:,} that are held at once"
             raise InputError(what, "block", f"give at most {_MOST_HITS // each}" if each <= _MOST_HITS else "give a lower k")
+
+
+def _refuse_other_rounding(draft: Draft, indexes: list[Artifact]) -> None:
+    """InputError if blocks that are there were searched by a version of raydense whose scores have other last digits."""
+    note = _rounding(indexes)
+    if any(file.note.get("rounding") != note.get("rounding") for file in draft.committed().values()):
+        what = "was begun by another version of raydense, whose scores differ in their last digits"
+        raise InputError(what, draft.place, "delete this folder and search again")
+
+
+def _rounding(indexes: list[Artifact]) -> dict[str, int]:
+    """What the files of a run note of how its scores were computed; nothing where no version did it otherwise."""
+    factories = [index.summary.get("factory") or "" for index in indexes]
+    return {"rounding": _ROUNDING} if any(re.search("IVF|PCA|OPQ|RR|ITQ|HR|Pad", one) for one in factories) else {}
 
 
 @dataclass(frozen=True)
@@ -175,7 +192,7 @@ def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, querie
             table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
             if settings.drop_identical:
                 table = without_identical(table, own, settings.k)
-            commit_table(draft, _run_file(at // block), table)
+            commit_table(draft, _run_file(at // block), table, **_rounding(asked.indexes))
             progress.add(len(rows))
 
 

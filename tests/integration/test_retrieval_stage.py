@@ -1,5 +1,6 @@
 """The stage `search` with a real encoder: the run it writes, what it refuses, and how it continues after a stop."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,9 +133,45 @@ def test_more_hits_of_a_block_than_are_held_at_once_are_refused(root: Path, tmp_
         search(settings(root, tmp_path / "run", index=str(approximate), k=20, block=32))
     assert not (tmp_path / "run").exists()
     assert search(settings(root, tmp_path / "run", k=20, block=32)).rows == 50 * 20
-    monkeypatch.setattr(searching, "_MOST_HITS", 100)
-    with pytest.raises(InputError, match=r"1 queries of a block x 120 hits .* give a lower k"):
+    monkeypatch.setattr(searching, "_MOST_HITS", 59)
+    with pytest.raises(InputError, match=r"1 queries of a block x 60 hits .* give a lower k"):
         search(settings(root, tmp_path / "other", index=str(approximate), k=10**9, block=1))
+
+
+def stopped(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, **more: object) -> SearchSettings:
+    """The settings of a search that ended after the first of its blocks."""
+    asked, commit = settings(root, tmp_path / "run", index=index, block=32, **more), searching.commit_table
+
+    def once(draft: Draft, name: str, *table: pa.Table, **note: int) -> None:
+        if draft.committed():
+            raise KeyboardInterrupt
+        commit(draft, name, *table, **note)
+
+    monkeypatch.setattr(searching, "commit_table", once)
+    with pytest.raises(KeyboardInterrupt):
+        search(asked)
+    monkeypatch.setattr(searching, "commit_table", commit)
+    return asked
+
+
+def test_a_search_that_was_begun_is_not_refused_for_its_block(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another block would be another search: what was found could not be kept."""
+    asked = stopped(root, tmp_path, monkeypatch, str(root / "index"), k=20)
+    monkeypatch.setattr(searching, "_MOST_HITS", 32)
+    assert search(asked).rows == 50 * 20
+
+
+def test_a_search_of_lists_that_an_earlier_version_began_is_refused(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores have other last digits; a search that needs no more blocks is finished."""
+    given = {"kind": "faiss", "embeddings": str(root / "embeddings"), "factory": "IVF4,Flat", "output": str(tmp_path / "ivf")}
+    ivf = str(index(IndexSettings.read(given)).path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(searching, "_rounding", lambda indexes: {})
+        asked = stopped(root, tmp_path, monkeypatch, ivf)
+    with pytest.raises(InputError, match=r"run: was begun by another version of raydense, .*; delete this folder and search again"):
+        search(asked)
+    shutil.rmtree(asked.output)
+    assert search(stopped(root, tmp_path, monkeypatch, ivf)).summary["queries"] == 50
 
 
 def test_vectors_that_were_encoded_before_give_the_run_of_the_model(root: Path, tmp_path: Path) -> None:
