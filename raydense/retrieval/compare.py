@@ -67,7 +67,7 @@ def _sizes(settings: CompareSettings, vectors: Vectors) -> tuple[int, int]:
 
 
 def task_bytes(settings: CompareSettings, vectors: Vectors) -> int:
-    """The memory of the task of the largest index: the sample, what trains, and the index, which grows by doubling.
+    """The memory of the task of the largest index: the sample, and its training or the index itself, which grows by doubling.
 
     InputError on a factory that FAISS cannot make, or not train on the sample, before the first is measured: without it the report is another.
     """
@@ -76,13 +76,12 @@ def task_bytes(settings: CompareSettings, vectors: Vectors) -> int:
     (indexed, queries), largest = _sizes(settings, vectors), 0
     for factory in settings.named:
         try:
-            plan = plan_build(factory, vectors.dimension, indexed, 1)
+            plan = plan_build(factory, vectors.dimension, indexed, 1, sample=settings.train_sample)
             check_training(plan, settings.train_sample)
         except InputError as error:
             raise InputError(error.args[0], "factories", "leave it out") from None
-        largest = max(largest, *plan.file_bytes)
-    trained = min(settings.train_sample, indexed)
-    return (indexed + queries + trained) * vectors.dimension * 4 + 2 * largest + PROCESS_BYTES
+        largest = max(largest, plan.train_bytes, 2 * max(plan.file_bytes) + PROCESS_BYTES)
+    return (indexed + queries) * vectors.dimension * 4 + largest
 
 
 def _drawn(settings: CompareSettings, vectors: Vectors) -> tuple[Block, Block]:

@@ -12,6 +12,7 @@ import raydense as rd
 import raydense.retrieval.compare as comparing
 from raydense.cli import main
 from raydense.errors import InputError
+from raydense.retrieval.memory import PROCESS_BYTES
 from raydense.retrieval.vectors import Vectors
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -79,9 +80,11 @@ def test_what_faiss_cannot_make_is_one_line(embeddings: str, tmp_path: Path) -> 
 def test_what_fits_on_no_node_is_refused_before_the_first_is_measured(
     embeddings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample and what trains, and the index of the largest factory twice, as it grows by doubling."""
+    """The sample, and three times what trains, or the index of the largest factory twice, as it grows by doubling."""
     settings = rd.CompareSettings.read({"embeddings": embeddings, "factories": "SQ8 Flat", "output": str(tmp_path / "report")})
     assert comparing.task_bytes(settings, Vectors(embeddings)) >= (2_700 + 300 + 2_700 + 2 * 2_700) * 16 * 4
+    trained = settings.model_copy(update={"factories": "IVF64,SQ8"})
+    assert comparing.task_bytes(trained, Vectors(embeddings)) - PROCESS_BYTES >= (2_700 + 300 + 3 * 2_700) * 16 * 4
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 1.0, "memory": 1000.0}}])
     with pytest.raises(InputError, match=r"compare: a task needs .* give a smaller sample"):
         rd.compare(settings)
