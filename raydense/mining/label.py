@@ -122,7 +122,7 @@ class _Labeller:
     def __init__(self, settings: LabelSettings) -> None:
         self.settings = settings
         self.judged = Judged(settings.run, settings.corpus, settings.queries, settings.qrels)
-        self.answers = HeldAnswers(settings.queries, self.judged.store, settings.answers) if settings.answers else None
+        self.answers = HeldAnswers(settings.queries, self.judged.store, settings.without_answers) if settings.without_answers else None
         self.depth = settings.depth if settings.model else depth_of(Artifact.open(settings.run, "run"), settings.depth)
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
@@ -215,7 +215,7 @@ def _nothing_left(settings: LabelSettings, queries: dict[str, int], other_bins: 
     if queries.get("short"):
         found.append(f"{queries['short']:,} queries have fewer than {settings.enough} confident negatives")
         fixes.append("a greater depth, a higher s_neg, a lower min_negatives, or shortage keep")
-        fixes += ["leave answers out"] if settings.answers else []
+        fixes += ["leave without_answers out"] if settings.without_answers else []
     what = f"no example is left: {'; '.join(found)}" if found else "no example is left: the run has no candidates"
     return InputError(what, settings.run, f"give {'; or '.join(fixes)}" if fixes else "give another run")
 
@@ -247,7 +247,7 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
         "candidates": candidates,
         "gold_below_s_neg": sum(block["gold_below_s_neg"] for block in blocks),
         "sources": added_sources(blocks),
-        **({"expressions": added(block["expressions"] for block in blocks)} if settings.answers == "regex" else {}),
+        **({"expressions": added(block["expressions"] for block in blocks)} if settings.without_answers == "regex" else {}),
         "negatives": np.sum([block["sizes"] for block in blocks], axis=0).tolist(),
         "scores": {part: np.sum([block[f"{part}_bins"] for block in blocks], axis=0).tolist() for part in ("gold", "other")},
     }

@@ -32,7 +32,7 @@ def mine(settings: MineSettings) -> Artifact:
     """Examples for training: for each judged query of the run all its positives and up to `negatives` hard negatives.
 
     Candidates are the passages at ranks skip+1..depth, without the query's positives (relevance >= 1), passages with the
-    text of one, repeated texts, and with `answers` without passages that hold an answer. Examples come in the order of the run; positives by relevance falling, then
+    text of one, repeated texts, and with `without_answers` without passages that hold an answer. Examples come in the order of the run; positives by relevance falling, then
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
     After them come `random` passages of the whole corpus, without a score, the same for every run of the query.
     With `hybrid` some of the negatives, and more positives, come from `labels`: see `HybridMiner`. Negatives have their score in
@@ -85,7 +85,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         "repeated text": total("repeated"),
     }
     removed |= added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
-    if settings.answers:
+    if settings.without_answers:
         removed["holds an answer"] = total("answered")
     removed |= added(block.get("hybrid_removed", {}) for block in blocks)
     positives, unmet = miner.positives, miner.judged.unmet
@@ -97,10 +97,10 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         raise InputError(what, settings.run, "give a deeper run, a lower min_negatives, or shortage keep or drop")
     if not total("kept"):
         fix = "give a run of the queries that the qrels judge, a greater depth, smaller margins, or shortage keep"
-        fix += ", or leave answers out" if settings.answers else ""
+        fix += ", or leave without_answers out" if settings.without_answers else ""
         raise InputError(f"no example is left: of {total('candidates'):,} candidates {listed(removed)} were removed", settings.run, fix)
     histogram = np.sum([block["histogram"] for block in blocks], axis=0).tolist()
-    expressions = {"expressions": added(block["expressions"] for block in blocks)} if settings.answers == "regex" else {}
+    expressions = {"expressions": added(block["expressions"] for block in blocks)} if settings.without_answers == "regex" else {}
     hybrid = {"hybrid": added(block["hybrid"] for block in blocks)} if settings.hybrid else {}
     return {
         "queries": len(positives),

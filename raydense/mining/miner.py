@@ -30,7 +30,7 @@ class Miner:
         self.positives, self.store = self.judged.positives, self.judged.store
         if not len(self.positives.rows):
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
-        self.answers = HeldAnswers(settings.queries, self.store, settings.answers) if settings.answers else None
+        self.answers = HeldAnswers(settings.queries, self.store, settings.without_answers) if settings.without_answers else None
         self.scored, self.depth = scored_depth(run), depth_of(run, settings.depth)
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
         # columns without information: all positives are gold, and their scores are no teacher's

@@ -69,20 +69,20 @@ class HybridSettings(BaseSettings):
     denoised: int | None = setting(None, "the number of negatives taken from the labels' confident negatives; by default half", ge=0)
 
 
-class Answers(BaseSettings):
+class WithoutAnswers(BaseSettings):
     """Whether a passage that holds an answer of its question can be a negative."""
 
-    answers: Literal["token", "regex"] | None = setting(
+    without_answers: Literal["token", "regex"] | None = setting(
         None,
         "leave out negatives whose title or text holds an answer of the query, as RocketQA's scripts do for Natural Questions: by its tokens in "
         "any case, or as a regular expression",
     )
 
 
-class MineSettings(Settings, Margins, Answers, Shortage):
+class MineSettings(Settings, Margins, WithoutAnswers, Shortage):
     """Make examples from a run: positives and hard negatives; a positive of the query, or a passage of its text, is never a negative."""
 
-    newer = ("teacher", "random", "min_negatives", "answers", *MARGINS)
+    newer = ("teacher", "random", "min_negatives", "without_answers", *MARGINS)
     renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
 
     run: Folder = artifact("run", "the run to take negatives from")
@@ -133,10 +133,10 @@ class MineSettings(Settings, Margins, Answers, Shortage):
 _OF_MODEL = ("token_budget", "block", *SPREAD)  # what `label` uses only where it scores the candidates itself
 
 
-class LabelSettings(Settings, Spread, Answers, Shortage):
+class LabelSettings(Settings, Spread, WithoutAnswers, Shortage):
     """Label candidates with a re-ranker as the teacher: pseudo-positives and confident negatives, of judged and of other queries."""
 
-    newer = ("min_negatives", "answers")
+    newer = ("min_negatives", "without_answers")
 
     run: Folder = artifact("run", "the candidates")
     model: FolderOrNone = artifact(

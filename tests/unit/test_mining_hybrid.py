@@ -186,7 +186,7 @@ def test_negatives_of_the_labels_that_hold_an_answer_are_left_out(world: Path) -
     queries = read_table(world / "queries", "queries")
     held = pa.array([["text 21", "text 5"]] * len(queries))
     write_table(world / "asked", "queries", [queries.append_column("answers", held)])
-    artifact = hybrid(world, queries=str(world / "asked"), negatives=40, denoised=10, answers="token")
+    artifact = hybrid(world, queries=str(world / "asked"), negatives=40, denoised=10, without_answers="token")
     for example in examples_of(artifact).values():
         assert sorted(example["negatives"]) == [row for row in range(2, 40) if row not in (5, 21)]
     assert artifact.summary["hybrid"]["negatives of the labels with an answer"] == 6

@@ -165,7 +165,7 @@ def test_a_confident_negative_holds_no_answer(tmp_path: Path) -> None:
     write_world(tmp_path, ["gold", "it is Kiwi.", "kiwis", "other"], [("q", "p0", 1)], {"q": hits}, stage="rerank", model="m")
     asked = pa.table({"query_id": ["q"], "text": ["which"], "answers": [["kiwi"]]})
     write_table(tmp_path / "asked", "queries", [asked])
-    labels = label_world(tmp_path, queries=str(tmp_path / "asked"), answers="token")
+    labels = label_world(tmp_path, queries=str(tmp_path / "asked"), without_answers="token")
     assert sorted(examples_of(labels)["q"]["negatives"]) == [2, 3]
     assert labels.summary["candidates"]["negatives that hold an answer"] == 1
     assert labels.summary["candidates"]["confident negatives"] == 2

@@ -376,11 +376,11 @@ def mine_answered(root: Path, output: str, **settings: object) -> Artifact:
 def test_a_passage_that_holds_an_answer_in_text_or_title_is_no_negative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
     monkeypatch.setattr(mining_answers, "_AT_ONCE", at_once)
     write_answered(tmp_path, {"q1": ["KIWI"], "q2": None, "q3": ["fig", "kiwi c"], "q4": ["(broken", r"\bf.g \d+"]})
-    by_tokens = mine_answered(tmp_path, "tokens", answers="token")
+    by_tokens = mine_answered(tmp_path, "tokens", without_answers="token")
     found = {query: sorted(example["negatives"]) for query, example in examples_of(by_tokens).items()}
     assert found == {"q1": [2, 3, 4], "q2": [0, 1, 2, 3, 4], "q3": [1, 2], "q4": [0, 1, 2, 3, 4]}
     assert by_tokens.summary["removed"]["holds an answer"] == 5
-    by_expressions = mine_answered(tmp_path, "expressions", answers="regex")
+    by_expressions = mine_answered(tmp_path, "expressions", without_answers="regex")
     found = {query: sorted(example["negatives"]) for query, example in examples_of(by_expressions).items()}
     assert found == {"q1": [3, 4], "q2": [0, 1, 2, 3, 4], "q3": [1, 2], "q4": [0, 1, 2, 3]}
     assert by_expressions.summary["expressions"] == {"invalid": 1, "given up": 0}
@@ -391,28 +391,28 @@ def test_what_may_hold_an_expression_that_takes_too_long_is_no_negative(
 ) -> None:
     monkeypatch.setattr(answers, "_SEARCH_S", 0.0)
     write_answered(tmp_path, {"q1": ["(b", "(k|kk)+$"], "q2": None})
-    mined = mine_answered(tmp_path, "slow", answers="regex", random=4)
+    mined = mine_answered(tmp_path, "slow", without_answers="regex", random=4)
     assert examples_of(mined)["q1"]["negatives"] == []
     assert len(examples_of(mined)["q2"]["negatives"]) == 5
     assert mined.summary["expressions"] == {"invalid": 1, "given up": 1}
     assert "1 answers took too long as expressions: passages that may hold them are no negatives" in capsys.readouterr().err
-    given_up = mine_answered(tmp_path, "random", answers="regex", random=4, depth=1)
+    given_up = mine_answered(tmp_path, "random", without_answers="regex", random=4, depth=1)
     assert given_up.summary["expressions"] == {"invalid": 1, "given up": 1}
 
 
 def test_random_passages_hold_no_answer(tmp_path: Path):
     write_answered(tmp_path, {"q1": ["kiwi"]})
-    mined = mine_answered(tmp_path, "random", answers="token", random=4, depth=1)
+    mined = mine_answered(tmp_path, "random", without_answers="token", random=4, depth=1)
     assert sorted(examples_of(mined)["q1"]["negatives"]) == [2, 3, 4]
 
 
 def test_answers_are_asked_for_where_no_query_has_one(tmp_path: Path):
     write_answered(tmp_path, {"q1": None, "q2": [" "]})
     with pytest.raises(InputError, match="no query has an answer"):
-        mine_answered(tmp_path, "none", answers="token")
+        mine_answered(tmp_path, "none", without_answers="token")
 
 
 def test_where_answers_leave_no_example_the_error_names_them(tmp_path: Path):
     write_answered(tmp_path, {"q1": ["kiwi", "fig", "kiwis", "wi"]})
-    with pytest.raises(InputError, match=r"no example is left: .* hold.* an answer were removed; .*, or leave answers out"):
-        mine_answered(tmp_path, "none", answers="token", shortage="drop", min_negatives=1)
+    with pytest.raises(InputError, match=r"no example is left: .* hold.* an answer were removed; .*, or leave without_answers out"):
+        mine_answered(tmp_path, "none", without_answers="token", shortage="drop", min_negatives=1)
