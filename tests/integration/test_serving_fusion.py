@@ -103,7 +103,8 @@ def hits_of(fused: Artifact) -> list[list[tuple[str, float]]]:
 
 def answered(answering: Answering, k: int) -> list[list[tuple[str, float]]]:
     (reply,) = answering.answer([Question(queries=ASKED, k=k)])
-    assert isinstance(reply, dict)
+    if isinstance(reply, Unavailable):
+        raise reply
     return [[(hit["id"], hit["score"]) for hit in hits] for hits in reply["results"]]
 
 

@@ -38,7 +38,7 @@ from raydense.training.registered import RUN, State
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-STEPS = 30
+STEPS = 50
 Curve = Callable[..., list[Line]]
 
 
