@@ -11,8 +11,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -58,14 +58,13 @@ def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None =
     signal to this one reaches.
     """
     peaks, begun = Peaks(), time.perf_counter()
-    with open(log, "ab") as out:
+    with open(log, "ab") as out, _ended_by_sigterm():
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         over = threading.Event()
         known: set[int] = {process.pid}
         watcher = threading.Thread(target=_watch, args=(process.pid, known, peaks, over))
-        watcher.start()
-        before = signal.signal(signal.SIGTERM, _end) if threading.current_thread() is threading.main_thread() else None
         try:
+            watcher.start()
             while process.poll() is None:
                 if end_when and end_when():
                     _kill(process.pid, known)
@@ -76,9 +75,8 @@ def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None =
             raise
         finally:
             over.set()
-            watcher.join()
-            if before is not None:
-                signal.signal(signal.SIGTERM, before)
+            if watcher.ident:
+                watcher.join()
     if end_when:
         _kill(process.pid, known)
     return Watched(process.returncode, time.perf_counter() - begun, peaks, log.read_text(errors="replace"))
@@ -87,6 +85,19 @@ def run(command: Sequence[str], log: Path, end_when: Callable[[], bool] | None =
 def held_at_most() -> int:
     """The most bytes that this process held; not ru_maxrss, which begins with what the process that started it held."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """In the block, which is entered before a command is started, SIGTERM ends it as an error does; in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
