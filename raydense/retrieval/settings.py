@@ -36,10 +36,14 @@ class IndexSettings(Settings):
 
     kind: Literal["faiss", "bm25"] = setting(
         ...,
-        "faiss for vectors, bm25 for words; words of Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese are pairs of neighbouring characters",
+        "faiss for vectors, bm25 for words",
     )
     embeddings: FolderOrNone = artifact("embeddings", "faiss: the vectors", None)
-    corpus: FolderOrNone = artifact("corpus", "bm25: the passages", None)
+    corpus: FolderOrNone = artifact(
+        "corpus",
+        "bm25: the passages; words of Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese are pairs of neighbouring characters",
+        None,
+    )
     expand: FolderOrNone = artifact("generated", "bm25: generated queries, whose words are added to their passages", None)
     shards: int = setting(0, "parts, each held by its own actor; 0: so many that a part is at most about 2 GiB", ge=0)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
