@@ -65,7 +65,7 @@ def merge_questions(blocks: list[pa.Table]) -> Merged:
     whole = pa.concat_tables(blocks)
     _refuse_repeated(whole)
     text = normalised(whole["question"].combine_chunks())
-    first, row = _first_of_each(text.dictionary_encode().indices.to_numpy())
+    first, row = _first_places(text.dictionary_encode().indices.to_numpy())
     queries = pa.table(
         {
             "query_id": whole["question_id"].take(pa.array(first)),
@@ -104,7 +104,7 @@ def _numbers(ids: pa.ChunkedArray) -> NDArray[np.uint64]:
     return np.frombuffer(bytes.fromhex(data.tobytes().decode()), np.uint64).reshape(-1, 2)
 
 
-def _first_of_each(group: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _first_places(group: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The first place of each group, rising, and for each place the number of its group in that order."""
     _, first, of = np.unique(group, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
@@ -125,7 +125,7 @@ def _all_answers(answers: pa.ChunkedArray, row: NDArray[np.int64], rows: int) ->
 def _refuse_repeated(questions: pa.Table) -> None:
     ids = questions["question_id"].combine_chunks()
     codes = ids.dictionary_encode().indices.to_numpy()
-    first, of = _first_of_each(codes)
+    first, of = _first_places(codes)
     again = np.flatnonzero(first[of] != np.arange(len(codes)))
     if again.size:
         at = int(again[0])

@@ -1,7 +1,7 @@
 """Splits documents into passages: a corpus whose texts are short enough for a model, each with the id of its document.
 
 It is in this package because it uses two packages of the layer below: the passage store (`raydense/data`) and the tokenizer
-(`raydense/models`). `raydense/data/splitting.py` decides where texts are cut.
+(`raydense/models`). `raydense/data/passage_spans.py` decides where texts are cut.
 Documents are cut in parts, by Ray tasks where there are many; what a part keeps in the work folder are places in the texts. Then one process
 writes the passages in order: that only copies texts.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.splitting import Span, token_spans, word_spans
+from raydense.data.passage_spans import Span, token_spans, word_spans
 from raydense.data.store import CorpusWriter, PassageStore, Rows, store_of
 from raydense.inference.arrivals import arriving
 from raydense.inference.settings import SplitSettings

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from raydense.data.formats.dureader_export import write_files
 from raydense.data.formats.files import files_below, opened, plain
-from raydense.data.formats.intake import Intake, Passages, first_of_each, run_part
+from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
 from raydense.data.formats.json_maps import json_pairs
 from raydense.data.formats.lines import Field, blocks, columns, json_object, where
 from raydense.data.formats.outlet import Outlet
@@ -210,7 +210,7 @@ def _write_judged(
         asked = ids.take(pc.list_parent_indices(sides["positives"]))
         found.append(pa.table({"query_id": asked, "passage": sides["positives"].flatten()}))
     if found and "train" not in judged:
-        pairs = first_of_each(pa.concat_tables(found), ["query_id", "passage"])
+        pairs = without_repeats(pa.concat_tables(found), ["query_id", "passage"])
         passage_ids = trained[0][1].store.ids(pairs["passage"].to_numpy())
         intake.qrels("train", _qrels(pairs["query_id"], passage_ids), partial(_file, trained[0][0].parent))
 

@@ -124,7 +124,7 @@ class Intake:
             raise InputError(
                 f"judges query {query!r} and passage {passage!r} twice, differently", at(int(np.flatnonzero(both)[1])), "keep one of them"
             )
-        distinct = first_of_each(table, ["query_id", "passage_id"])
+        distinct = without_repeats(table, ["query_id", "passage_id"])
         if self._held is None:
             self._table(f"qrels/{split}", "qrels", distinct)
         elif split in self._held:
@@ -245,7 +245,7 @@ class Intake:
         self.parts += 1
 
 
-def first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
+def without_repeats(table: pa.Table, keys: list[str]) -> pa.Table:
     """The rows with the first occurrence of each combination of `keys`, in order."""
     numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
     first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.formats.files import files_of, plain
-from raydense.data.formats.intake import Intake, Passages, first_of_each, run_part
+from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
 from raydense.data.formats.lines import Field, columns, first_line, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
@@ -134,7 +134,7 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
         if once.num_rows < table.num_rows:
             twice = once["query_id"][pc.index(pc.greater(once["count_all"], 1), pa.scalar(True)).as_py()].as_py()
             raise InputError(f"query_id {twice!r} is repeated", path, "make ids unique")
-    intake.queries(first_of_each(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
+    intake.queries(without_repeats(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
 
 
 def _give_triples(path: Path, intake: Intake) -> None:

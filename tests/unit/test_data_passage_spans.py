@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from raydense.data.splitting import sentence_ends, token_spans, word_spans
+from raydense.data.passage_spans import sentence_ends, token_spans, word_spans
 from raydense.models.tokenizer import splits_words_first, starts_of_long
 
 SENTENCES = [
