@@ -36,14 +36,14 @@ def examine(report: Callable[[Finding], None] | None = None) -> list[Finding]:
     """All findings; `report` is called with each in turn."""
     findings = []
     for look in (_python, _packages, _processor, _torch, _faiss, _compiler, _storage, _shared_memory, _ray):
-        for finding in _whole(look):
+        for finding in _guarded(look):
             findings.append(finding)
             if report:
                 report(finding)
     return findings
 
 
-def _whole(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """What one look finds; an error of any kind is a finding, too: libraries that do not load are what is looked for."""
     try:
         yield from look()

@@ -63,7 +63,7 @@ class Generated:
         """The lists of the passages of rows start..stop-1."""
         first, last = np.searchsorted(self._starts, [start, max(start, stop - 1)], side="right") - 1
         parts = self._parts[first : last + 1]
-        lists = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)  # which copies, one array too
+        lists = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)  # concat_arrays copies even a single array
         return lists.slice(start - int(self._starts[first]), stop - start)
 
     def pick(self, rows: Rows, numbers: NDArray[np.float64]) -> list[str]:

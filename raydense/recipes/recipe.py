@@ -168,12 +168,12 @@ def _stops(stage: Stage, status: str, done: set[str]) -> bool:
 
 def _refused(recipe: Recipe, stage: Stage, words: str) -> InputError:
     """The error of a stage whose folder holds something made from something else: it names what was made from it, which is to go, too."""
-    made = [one.settings.output for one in _behind(recipe, stage) if _is_there(one)]
+    made = [one.settings.output for one in _dependants(recipe, stage) if _is_there(one)]
     also = f"; with it what was made from it: {', '.join(made)}" if made else ""
     return InputError(words + also, stage.where, "or give another --output")
 
 
-def _behind(recipe: Recipe, stage: Stage) -> list[Stage]:
+def _dependants(recipe: Recipe, stage: Stage) -> list[Stage]:
     """The stages that read what this one makes, and those that read what they make."""
     found: dict[str, Stage] = {}
     for one in recipe.stages:
@@ -203,7 +203,7 @@ def _judged(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield ("wrong", fault) if fault else (status, words)
 
 
-def _followed(recipe: Recipe, judged: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _with_changed_inputs(recipe: Recipe, judged: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The same, where what is done is `changed` if something that it was made from is: a run would make it again."""
     changed: set[str] = set()
     found = []
@@ -223,7 +223,7 @@ def plan(recipe: Recipe, measured: Measured | None = None, prices: Prices | None
     `estimate` has the figures of a stage that is not done, by the stored rates unless others were measured; see `estimate_of`.
     """
     measured = measured or Measured(Rates(stored_rates()))
-    took, judged = _seconds(recipe.output), _followed(recipe, list(_judged(recipe)))
+    took, judged = _seconds(recipe.output), _with_changed_inputs(recipe, list(_judged(recipe)))
     done = {stage.name for stage, (status, _) in zip(recipe.stages, judged, strict=True) if status == "done"}
     rows = []
     settings, names = [stage.settings for stage in recipe.stages], [stage.name for stage in recipe.stages]

@@ -95,10 +95,10 @@ class Small:
         if found["kind"] == "corpus":
             slice_corpus(source, self.rows(holds), max(1, min(holds.files, self.files)), made)
         elif found["kind"] == "queries":
-            slice_queries(source, self.asked(holds), made)
+            slice_queries(source, self.query_count(holds), made)
         elif found["kind"] == "qrels":
             queries, corpus = self._texts(path, stage)
-            slice_qrels(source, queries, corpus, self.asked(holds), made)
+            slice_qrels(source, queries, corpus, self.query_count(holds), made)
         else:
             raise NoSlice(f"reads {path}, which no stage of the recipe makes")
         return str(made)
@@ -139,7 +139,7 @@ class Small:
         """The passages of a slice of a corpus."""
         return min(corpus.rows, max(_LEAST_PASSAGES, round(self.passages * corpus.rows)))
 
-    def asked(self, queries: Holds) -> int:
+    def query_count(self, queries: Holds) -> int:
         """The queries of a slice."""
         return min(queries.rows, max(_LEAST_QUERIES, round(self.queries * queries.rows)))
 
@@ -151,7 +151,9 @@ class Small:
         match settings:
             case SampleSettings():
                 corpus = Holds(settings.passages, files=-(-settings.passages // settings.shard_rows))
-                asked = {f"{split}_queries": self.asked(Holds(getattr(settings, f"{split}_queries"))) for split in ("train", "dev", "test")}
+                asked = {
+                    f"{split}_queries": self.query_count(Holds(getattr(settings, f"{split}_queries"))) for split in ("train", "dev", "test")
+                }
                 passages = max(self.rows(corpus), sum(asked.values()) // 4, 100)
                 files = max(1, min(corpus.files, self.files))
                 return settings.replaced({"passages": passages, "shard_rows": -(-passages // files), **asked})

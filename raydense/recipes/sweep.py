@@ -257,12 +257,12 @@ def write_tables(sweep: Sweep, failed: dict[str, Exception]) -> tuple[dict[str, 
     once = _made_once(sweep)
     (sweep.output / "sweep.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     (sweep.output / "sweep.md").write_text(markdown_table(summary, once))
-    if svg := _picture(sweep, summary["runs"], once):
+    if svg := _chart(sweep, summary["runs"], once):
         (sweep.output / "sweep.svg").write_text(svg)
     return summary, text_table(summary, once)
 
 
-def _picture(sweep: Sweep, runs: dict[str, Any], once: set[str]) -> str:
+def _chart(sweep: Sweep, runs: dict[str, Any], once: set[str]) -> str:
     from raydense.evaluation.sweep_chart import bars_svg, chart_svg
 
     if not sweep.axis:

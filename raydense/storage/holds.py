@@ -156,10 +156,10 @@ def _released() -> Iterator[None]:
         new = [one for key, one in list(_HELD.items()) if before.get(key) is not one]
         for held in reversed(new):
             if held.stage is stage or (held.stage is None and not held.thread.is_alive()):  # its own, or of a thread that it started
-                _let_go(held, error)
+                _release_after_stage(held, error)
 
 
-def _let_go(held: _Held, error: BaseException | None) -> None:
+def _release_after_stage(held: _Held, error: BaseException | None) -> None:
     if held.is_written():
         threading.Thread(target=_release_later, args=(held,), name="release", daemon=True).start()
         return
