@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from raydense.data.report_page import table, write_page
 from raydense.evaluation.sweep_chart import drawing
-from raydense.mining.report_page import table, write_page
 
 LIGHT, DARK = "#9ecae1", "#2171b5"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raydense.mining.report_page import table, write_page
+from raydense.data.report_page import table, write_page
 
 _PAPER = {  # DuReader-retrieval, table 3
     "train": ("86,395", "222,395", "2.57", "9.51", "358.58"),

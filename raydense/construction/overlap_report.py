@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from raydense.construction.asked import Asked, Questions, Texts
 from raydense.construction.settings import OverlapSettings
 from raydense.construction.similar import Candidates, similar_pairs
+from raydense.data.report_page import bars, shown, table, write_page
 from raydense.data.store import Rows
-from raydense.mining.report_page import bars, shown, table, write_page
 
 BINS, SAMPLE = 20, 15
 THRESHOLDS = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.report_page import bars, shown, table, write_page
 from raydense.data.store import PassageStore
 from raydense.mining.negatives import first_of_each
-from raydense.mining.report_page import bars, shown, table, write_page
 from raydense.mining.settings import FilterSettings
 
 SAMPLE = 15  # queries shown of those kept, and as many of those dropped

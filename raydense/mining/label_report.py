@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raydense.data.report_page import bars, shown, table, write_page
 from raydense.data.store import PassageStore, hash_strings
 from raydense.data.tables import query_positions, read_table
 from raydense.inference.rerank import probability
 from raydense.mining.negatives import draw
-from raydense.mining.report_page import bars, shown, table, write_page
 from raydense.mining.settings import LabelSettings
 
 SAMPLE = 30

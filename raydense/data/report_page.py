@@ -1,4 +1,4 @@
-"""The parts of the reports that `label` and `filter` write next to their output: tables, bars and cut texts, as Markdown."""
+"""The parts of the reports that stages write next to their outputs: tables, bars and cut texts, as Markdown."""
 
 from __future__ import annotations
 

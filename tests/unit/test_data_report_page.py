@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.mining.report_page import shown
+from raydense.data.report_page import shown
 
 
 @given(st.text())
