@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from raydense.construction.adjudication_report import before_and_after_svg, judges, write_report
 from raydense.construction.agreement import agreements, refuse_below
-from raydense.construction.answers import UNSURE, Answer, read_answers, read_final
+from raydense.construction.annotator_answers import UNSURE, AnnotatorAnswer, read_answers, read_final
 from raydense.construction.decisions import OPEN, Decided, Pair, applied, decide
 from raydense.construction.package import COLUMNS
 from raydense.construction.settings import AdjudicateSettings
@@ -96,7 +96,7 @@ def _pairs(annotation: Artifact, columns: list[str]) -> pa.Table:
 
 def _answers(
     settings: AdjudicateSettings, packages: list[dict[str, Any]], pairs: pa.Table, places: dict[Pair, int]
-) -> tuple[list[Answer], list[Answer]]:
+) -> tuple[list[AnnotatorAnswer], list[AnnotatorAnswer]]:
     """The judgements and the reviews; InputError on a pair that its package does not have."""
     names = {one["fingerprint"]: one["name"] for one in packages}
     reviewed = {one["review"]["fingerprint"]: one["name"] for one in packages if "review" in one}
@@ -178,7 +178,7 @@ def _measured(name: str, folder: str, before: pa.Table, after: pa.Table, where: 
     return found
 
 
-def _write_disputed(path: Path, annotation: Artifact, answers: list[Answer], decided: Decided, places: dict[Pair, int]) -> None:
+def _write_disputed(path: Path, annotation: Artifact, answers: list[AnnotatorAnswer], decided: Decided, places: dict[Pair, int]) -> None:
     """The disputed pairs with their texts and answers, and `relevance` null, which `final` reads when it is filled in."""
     said: dict[int, dict[str, int | None]] = defaultdict(dict)
     for answer in answers:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from raydense.construction.answers import UNSURE, Answer
+from raydense.construction.annotator_answers import UNSURE, AnnotatorAnswer
 from raydense.errors import InputError
 
 
@@ -17,7 +17,7 @@ def majority(votes: Iterable[int]) -> int:
     return most if 2 * count > counts.total() else UNSURE
 
 
-def agreements(packages: list[str], answers: list[Answer], reviews: list[Answer]) -> dict[str, dict[str, Any]]:
+def agreements(packages: list[str], answers: list[AnnotatorAnswer], reviews: list[AnnotatorAnswer]) -> dict[str, dict[str, Any]]:
     """For each package that was judged: its "pairs" with an answer, "annotators", "reviewers", how many "reviewed" pairs, "agreement".
 
     A reviewer agrees with a pair if the review is the majority of the answers for it; "agreement" is the mean over the reviewers of the

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raydense.construction.analysis_page import write_page
-from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair, kind_of
+from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Pair, PassageTerms, QueryTerms, kind_of
 from raydense.construction.failures import Failures, failures
 from raydense.construction.misspelt import candidates, corrections
 from raydense.construction.package import Label, Page, write_packages
@@ -34,7 +34,8 @@ from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, provenance, releases_outputs
 
 LABELS = tuple(Label(str(key), kind) for key, kind in enumerate((*RULES, OTHERS), 1))
-_ASKED, _PACKAGE = "What is wrong with the passage?", 1_000
+_QUESTION = "What is wrong with the passage?"
+_PER_PAGE = 1_000  # pairs
 _FEW = 30  # queries
 _AHEAD = 2_000  # words, of which each has some 500 that it may have been: a set of a million takes 200 MB
 _MANY, _PER_MINUTE = 1_000_000, 2_000_000  # passages, and how many of 60 words are counted in a minute
@@ -79,7 +80,7 @@ def analyse(settings: AnalyseSettings) -> Artifact:
     result = _result(settings, failed, pairs)
     draft.commit("analysis.parquet", lambda path: pq.write_table(_table(pairs), path), len(pairs))
     draft.commit("pairs.parquet", lambda path: pq.write_table(_texts(judged, failed, pairs), path), len(pairs))
-    write_packages(draft, [_left(judged, failed, pairs)], _PACKAGE, Page(_ASKED, LABELS))
+    write_packages(draft, [_left(judged, failed, pairs)], _PER_PAGE, Page(_QUESTION, LABELS))
     metrics = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     draft.commit("metrics.json", lambda path: path.write_text(metrics, encoding="utf-8"), 0)
     positives = [_positive(judged, int(number)) for number in failed.numbers]
@@ -112,12 +113,12 @@ def _sorted(settings: AnalyseSettings, judged: Judged, failed: Failures, splitte
     columns = (failed.ids.take(pa.array(hits.query)).to_pylist(), store.ids(hits.row).to_pylist(), store.passages(hits.row))
     for at, (query_id, passage_id, text) in enumerate(zip(*columns, strict=True)):
         scored = None if np.isnan(teacher[at]) else float(teacher[at])
-        pair = Pair(asked[hits.query[at]], Found(text, splitter.terms(text), bool(like[at]), scored), settings.s_pos)
+        pair = Pair(asked[hits.query[at]], PassageTerms(text, splitter.terms(text), bool(like[at]), scored), settings.s_pos)
         found.append(Sorted(query_id, passage_id, int(hits.rank[at]), float(hits.score[at]), pair, *kind_of(pair)))
     return found
 
 
-def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies, counts: bool) -> list[Asked]:
+def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies, counts: bool) -> list[QueryTerms]:
     """The queries as the rules see them; `counts`: `frequencies` reads the corpus each time that it is asked for new words."""
     terms = [splitter.terms(text) for text in texts]
     queries = list(zip(texts, terms, strict=True))
@@ -127,7 +128,7 @@ def _asked(texts: list[str], splitter: Splitter, frequencies: Frequencies, count
     for text, of_query, corrected in zip(texts, terms, corrections(queries, frequencies), strict=True):
         words = {term.word for term in of_query}
         rare = frozenset(word for word in words if frequencies.is_rare(word))
-        found.append(Asked(text, of_query, {word: frequencies.idf(word) for word in words}, rare, corrected))
+        found.append(QueryTerms(text, of_query, {word: frequencies.idf(word) for word in words}, rare, corrected))
     return found
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raydense.construction.package import Page, write_packages
-from raydense.construction.pooling import Pool, Pooled
+from raydense.construction.pooling import Pooled, PooledRuns
 from raydense.construction.ranked import first_to_judge
 from raydense.construction.settings import AnnotateSettings
 from raydense.data.lookup import IdLookup
@@ -83,7 +83,7 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     draft = Draft.open(settings.output, "annotation", made_from)
     if draft.done:
         return draft.done
-    judged = _Judged(settings, runs)
+    judged = _JudgedQueries(settings, runs)
     pool = _pool(draft, made_from, judged)
     scored = [_scored(settings, draft, pool, number, folder) for number, folder in enumerate(models.values())]
     _commit_pairs(settings, draft, judged, [Places(judged.lookup, one) for one in scored])
@@ -108,7 +108,7 @@ def _say_next(settings: AnnotateSettings) -> None:
     say(f"annotate: people judge {pages}; then: {shlex.join([*words, '--output', 'NEW'])}")
 
 
-class _Judged:
+class _JudgedQueries:
     """The judged queries, in the order of the qrels, with what is known of them, and the runs to pool."""
 
     def __init__(self, settings: AnnotateSettings, runs: dict[str, str]) -> None:
@@ -121,7 +121,7 @@ class _Judged:
         self.query_ids: pa.Array = self.positives.query_ids
         self.texts = queries["text"].take(pa.array(query_positions(self.query_ids, queries, settings.qrels))).combine_chunks()
         self.lookup = IdLookup(self.query_ids)
-        self.pool = Pool(runs, self.query_ids, self.store, settings.depth, settings.qrels)
+        self.pool = PooledRuns(runs, self.query_ids, self.store, settings.depth, settings.qrels)
         row = self.store.rows_of(qrels["passage_id"])
         pairs = self.lookup.positions_of_rows(qrels["query_id"]) * len(self.store) + row
         order = np.argsort(pairs, kind="stable")
@@ -141,7 +141,7 @@ class _Judged:
         return numbers[at], row, np.asarray(self.store.text_hash[row])
 
 
-def _pool(draft: Draft, made_from: dict[str, Any], judged: _Judged) -> Artifact:
+def _pool(draft: Draft, made_from: dict[str, Any], judged: _JudgedQueries) -> Artifact:
     """The pool as a run in the order of its reciprocal ranks, in the work folder of the output."""
     pool = Draft.open(draft.place / WORK / "pool", "run", {**made_from, "part": "pool"})
     if pool.done:
@@ -175,7 +175,7 @@ def _scoring(settings: AnnotateSettings, pool: Artifact, model: str, output: str
     return RerankSettings(output=output, run=pool.located, model=model, depth=settings.depth * len(settings.run), **given)
 
 
-def _commit_pairs(settings: AnnotateSettings, draft: Draft, judged: _Judged, scored: list[Places]) -> None:
+def _commit_pairs(settings: AnnotateSettings, draft: Draft, judged: _JudgedQueries, scored: list[Places]) -> None:
     """Commit the pairs of each block of queries, with its counts in the note."""
     for places in scored:
         places.find()
@@ -198,7 +198,7 @@ def _write(path: Path, table: pa.Table) -> None:
     pq.write_table(table, path, compression="zstd")
 
 
-def _mean_probability(found: Pooled, scored: list[Places], judged: _Judged, numbers: Rows) -> NDArray[np.float64]:
+def _mean_probability(found: Pooled, scored: list[Places], judged: _JudgedQueries, numbers: Rows) -> NDArray[np.float64]:
     """The mean over the models of the sigmoid of their scores of a pool, float64 [n]."""
     total = np.zeros(len(found.row))
     for places in scored:
@@ -211,7 +211,9 @@ def _mean_probability(found: Pooled, scored: list[Places], judged: _Judged, numb
     return total / len(scored)
 
 
-def _pairs(settings: AnnotateSettings, judged: _Judged, found: Pooled, score: NDArray[np.float64], numbers: Rows, before: int) -> pa.Table:
+def _pairs(
+    settings: AnnotateSettings, judged: _JudgedQueries, found: Pooled, score: NDArray[np.float64], numbers: Rows, before: int
+) -> pa.Table:
     """The pairs of some queries; `before` pairs to judge come before them."""
     text_hash = np.asarray(judged.store.text_hash[found.row])
     kept = first_to_judge(found.query, found.row, score, text_hash, judged.known(numbers), settings.keep)
@@ -248,7 +250,7 @@ def _asked(draft: Draft) -> Iterator[pa.Table]:
         yield table.filter(pc.is_null(table["same_text_as"]))
 
 
-def _sum_up(draft: Draft, judged: _Judged, pool: Artifact, packages: list[dict[str, Any]]) -> dict[str, Any]:
+def _sum_up(draft: Draft, judged: _JudgedQueries, pool: Artifact, packages: list[dict[str, Any]]) -> dict[str, Any]:
     files = [file for name, file in draft.committed().items() if name.startswith("pairs-")]
     pairs, asked = sum(file.rows for file in files), sum(file.note["asked"] for file in files)
     positives, met = sum(file.note["positives"] for file in files), int((judged.pool.hits > 0).sum())

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.construction.agreement import majority
-from raydense.construction.answers import UNSURE, Answer
+from raydense.construction.annotator_answers import UNSURE, AnnotatorAnswer
 from raydense.data.store import Rows
 
 Pair = tuple[str, str]
@@ -29,7 +29,7 @@ class Decided:
 
 
 def decide(
-    pairs: pa.Table, answers: list[Answer], final: dict[Pair, tuple[int, str]], threshold: float | None, places: dict[Pair, int]
+    pairs: pa.Table, answers: list[AnnotatorAnswer], final: dict[Pair, tuple[int, str]], threshold: float | None, places: dict[Pair, int]
 ) -> Decided:
     """The decision on each pair of an annotation (`query_id`, `passage_id`, `score`, `judged`, `same_text_as`); `places` is where each is.
 

@@ -65,7 +65,7 @@ _MODIFIERS = (  # what excludes each other; forms of one are between bars
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryTerms:
     """A query with its terms, the idf of each word, which are rare in the corpus, and which look misspelt, with what they may have been."""
 
     text: str
@@ -76,7 +76,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class PassageTerms:
     """A passage as models read it, with its terms; whether its text is that of a positive, and a teacher's probability, if known."""
 
     text: str
@@ -89,8 +89,8 @@ class Found:
 class Pair:
     """A query and a passage that was found for it; a teacher's probability above `s_pos` makes a possible false negative."""
 
-    query: Asked
-    passage: Found
+    query: QueryTerms
+    passage: PassageTerms
     s_pos: float = 0.9
 
     @cached_property
@@ -246,11 +246,11 @@ def merged(text: str, terms: list[Term]) -> list[str]:
     return list(dict.fromkeys(text[start:end] for start, end in found))
 
 
-def _text(query: Asked, term: Term) -> str:
+def _text(query: QueryTerms, term: Term) -> str:
     return query.text[term.start : term.end]
 
 
-def _follows(passage: Found, first: str, second: str) -> bool:
+def _follows(passage: PassageTerms, first: str, second: str) -> bool:
     """Whether `second` stands after `first` somewhere, near it."""
     ends = [term.end for term in passage.terms if term.word == first]
     starts = [term.start for term in passage.terms if term.word == second]

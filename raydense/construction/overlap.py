@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydense.construction.asked import Asked, Questions, Texts, read_questions
+from raydense.construction.evaluation_queries import EvaluationQueries, Questions, Texts, read_questions
 from raydense.construction.overlap_report import overlap_line, write_report
 from raydense.construction.question_search import QuestionSearch, check_models
 from raydense.construction.settings import OverlapSettings
-from raydense.construction.similar import Candidates, Pairs, no_candidates, read_candidates, similar_pairs, without_same_text
+from raydense.construction.similar import CandidatePairs, Pairs, no_candidates, read_candidates, similar_pairs, without_same_text
 from raydense.data.dataset import DatasetDraft
 from raydense.data.formats.outlet import exact, write_json_lines
 from raydense.data.tables import read_table
@@ -75,7 +75,7 @@ def _threshold(settings: OverlapSettings) -> float:
     return 1.0 if settings.threshold is None else settings.threshold  # without a model there are no candidates to compare
 
 
-def _counts(settings: OverlapSettings, train: Questions, asked: Asked, pairs: Pairs, found: Candidates) -> dict[str, Any]:
+def _counts(settings: OverlapSettings, train: Questions, asked: EvaluationQueries, pairs: Pairs, found: CandidatePairs) -> dict[str, Any]:
     """The summary. `cut` counts the asked queries whose candidates are all similar: deeper ones may be, too."""
     hit, of = pairs.hit, np.bincount(asked.split, minlength=len(asked.names))
     overlapping = np.bincount(asked.split[hit], minlength=len(asked.names))
@@ -97,7 +97,7 @@ def _counts(settings: OverlapSettings, train: Questions, asked: Asked, pairs: Pa
     }
 
 
-def _pairs_table(train: Questions, asked: Asked, pairs: Pairs) -> pa.Table:
+def _pairs_table(train: Questions, asked: EvaluationQueries, pairs: Pairs) -> pa.Table:
     one, other = asked.questions.take(pairs.asked), train.take(pairs.train)
     return pa.table(
         {
@@ -121,7 +121,7 @@ def _write_removed(path: Path, table: pa.Table, pairs: Pairs) -> None:
     write_json_lines(path, (row | {"similarity": one} for row, one in zip(lines.to_pylist(), similarity, strict=True)))
 
 
-def _write_parts(settings: OverlapSettings, dataset: DatasetDraft, asked: Asked, train: Questions, pairs: Pairs) -> None:
+def _write_parts(settings: OverlapSettings, dataset: DatasetDraft, asked: EvaluationQueries, train: Questions, pairs: Pairs) -> None:
     """The judgements, each set in its own order."""
     removed, hit = train.take(pairs.removed).ids, asked.questions.take(pairs.hit).ids
     for part, folder in settings.parts.items():

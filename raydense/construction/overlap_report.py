@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raydense.construction.asked import Asked, Questions, Texts
+from raydense.construction.evaluation_queries import EvaluationQueries, Questions, Texts
 from raydense.construction.settings import OverlapSettings
-from raydense.construction.similar import Candidates, similar_pairs
+from raydense.construction.similar import CandidatePairs, similar_pairs
 from raydense.data.report_page import bars, shown, table, write_page
 from raydense.data.store import Rows
 
@@ -30,9 +30,9 @@ def write_report(
     path: Path,
     settings: OverlapSettings,
     counts: dict[str, Any],
-    asked: Asked,
+    asked: EvaluationQueries,
     distinct: Questions,
-    found: Candidates,
+    found: CandidatePairs,
     texts: Texts,
     own: Rows,
 ) -> None:
@@ -66,13 +66,13 @@ def _counts(settings: OverlapSettings, counts: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _same_text(asked: Asked, distinct: Questions, own: Rows) -> Iterator[str]:
+def _same_text(asked: EvaluationQueries, distinct: Questions, own: Rows) -> Iterator[str]:
     at = np.flatnonzero(own >= 0)[:SAMPLE]
     yield f"\n## The same text\n\nThe first {SAMPLE}, or all where there are fewer.\n"
-    yield from _lines(asked, distinct, Candidates(at, own[at], np.ones(len(at))))
+    yield from _lines(asked, distinct, CandidatePairs(at, own[at], np.ones(len(at))))
 
 
-def _histogram(found: Candidates, queries: int) -> Iterator[str]:
+def _histogram(found: CandidatePairs, queries: int) -> Iterator[str]:
     yield "\n## Similarities\n\nOf the candidates of another text; and of each query to its most similar one.\n"
     highest = np.full(queries, -np.inf)
     np.maximum.at(highest, found.asked, found.similarity)
@@ -91,7 +91,7 @@ def _binned(similarity: NDArray[np.float64]) -> list[int]:
     return counts
 
 
-def _thresholds(threshold: float, own: Rows, found: Candidates, texts: Texts, counts: dict[str, Any]) -> Iterator[str]:
+def _thresholds(threshold: float, own: Rows, found: CandidatePairs, texts: Texts, counts: dict[str, Any]) -> Iterator[str]:
     yield "\n## At other thresholds\n"
     rows = []
     for at in sorted({*THRESHOLDS, threshold}):
@@ -103,17 +103,17 @@ def _thresholds(threshold: float, own: Rows, found: Candidates, texts: Texts, co
     yield from table(("above", "training queries removed", "share", "queries that overlap", "share"), rows)
 
 
-def _around(threshold: float, asked: Asked, distinct: Questions, found: Candidates) -> Iterator[str]:
+def _around(threshold: float, asked: EvaluationQueries, distinct: Questions, found: CandidatePairs) -> Iterator[str]:
     yield f"\n## Around the threshold\n\nThe {SAMPLE} pairs next to {threshold} on each side, or all where there are fewer."
     order = np.lexsort((found.text, found.asked, -found.similarity))
-    ordered = Candidates(found.asked[order], found.text[order], found.similarity[order])
+    ordered = CandidatePairs(found.asked[order], found.text[order], found.similarity[order])
     cut = int((found.similarity > threshold).sum())
     for title, part in (("Above: removed", slice(max(0, cut - SAMPLE), cut)), ("Below: kept", slice(cut, cut + SAMPLE))):
         yield f"\n### {title}\n"
-        yield from _lines(asked, distinct, Candidates(ordered.asked[part], ordered.text[part], ordered.similarity[part]))
+        yield from _lines(asked, distinct, CandidatePairs(ordered.asked[part], ordered.text[part], ordered.similarity[part]))
 
 
-def _lines(asked: Asked, distinct: Questions, chosen: Candidates) -> Iterator[str]:
+def _lines(asked: EvaluationQueries, distinct: Questions, chosen: CandidatePairs) -> Iterator[str]:
     one, other = asked.questions.take(chosen.asked), distinct.take(chosen.text)
     names = [asked.names[split] for split in asked.split[chosen.asked].tolist()]
     columns = (chosen.similarity.tolist(), names, one.ids, one.texts, other.ids, other.texts)

@@ -37,7 +37,7 @@ class Pooled:
         return total
 
 
-class Pool:
+class PooledRuns:
     """The runs to pool, and where the hits of each judged query are in them. InputError where no run has a judged query."""
 
     def __init__(self, runs: dict[str, str], query_ids: pa.Array, store: PassageStore, depth: int, qrels: str) -> None:

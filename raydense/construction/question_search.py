@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.construction.asked import Questions
+from raydense.construction.evaluation_queries import Questions
 from raydense.construction.settings import OverlapSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table, write_arrow

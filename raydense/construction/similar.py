@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raydense.construction.asked import Questions, Texts
+from raydense.construction.evaluation_queries import Questions, Texts
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows
@@ -17,16 +17,16 @@ from raydense.storage import Artifact
 
 
 @dataclass(frozen=True)
-class Candidates:
+class CandidatePairs:
     """Scored candidates: positions of the asked query and of the training query's text int64 [n], similarities float64 [n]."""
 
     asked: Rows
     text: Rows
     similarity: NDArray[np.float64]
 
-    def at(self, chosen: NDArray[np.bool_]) -> Candidates:
+    def at(self, chosen: NDArray[np.bool_]) -> CandidatePairs:
         """Those that bool [n] marks."""
-        return Candidates(self.asked[chosen], self.text[chosen], self.similarity[chosen])
+        return CandidatePairs(self.asked[chosen], self.text[chosen], self.similarity[chosen])
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pairs:
         return np.unique(self.asked)
 
 
-def read_candidates(run: Artifact, asked: Questions, trained: Questions, logits: bool) -> Candidates:
+def read_candidates(run: Artifact, asked: Questions, trained: Questions, logits: bool) -> CandidatePairs:
     """The candidates of a run whose passages are `trained`; `logits` become probabilities. Holds 24 bytes a hit."""
     queries, passages, found = IdLookup(asked.ids), IdLookup(trained.ids), []
     for block in query_blocks(run.parts(".parquet"), BLOCK_ROWS):
@@ -66,20 +66,20 @@ def read_candidates(run: Artifact, asked: Questions, trained: Questions, logits:
     if not found:
         return no_candidates()
     parts = zip(*found, strict=True)
-    return Candidates(*(np.concatenate(part) for part in parts))
+    return CandidatePairs(*(np.concatenate(part) for part in parts))
 
 
-def no_candidates() -> Candidates:
+def no_candidates() -> CandidatePairs:
     """None."""
-    return Candidates(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    return CandidatePairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
-def without_same_text(found: Candidates, own: Rows) -> Candidates:
+def without_same_text(found: CandidatePairs, own: Rows) -> CandidatePairs:
     """The candidates of another text than the asked query's, whose number `own` int64 [asked] has."""
     return found.at(own[found.asked] != found.text)
 
 
-def similar_pairs(own: Rows, found: Candidates, texts: Texts, threshold: float) -> Pairs:
+def similar_pairs(own: Rows, found: CandidatePairs, texts: Texts, threshold: float) -> Pairs:
     """The pairs of the same text, with the similarity 1, and of candidates of a similarity HIGHER than `threshold`.
 
     `own` int64 [asked] is the number among the training `texts` of each asked query's text, or -1; `found` has no candidate of that

@@ -21,7 +21,7 @@ from raydense.cli import main
 from raydense.construction.adjudicate import adjudicate
 from raydense.construction.agreement import agreements, majority, refuse_below
 from raydense.construction.annotate import annotate
-from raydense.construction.answers import UNSURE, Answer
+from raydense.construction.annotator_answers import UNSURE, AnnotatorAnswer
 from raydense.construction.decisions import Decided, applied, decide
 from raydense.construction.settings import AdjudicateSettings
 from raydense.data.tables import read_table
@@ -178,12 +178,12 @@ def test_a_majority_is_more_than_half(votes: list[int]) -> None:
 def test_agreement_is_the_mean_over_reviewers_of_the_share_of_pairs(data) -> None:
     pairs = [("q", f"p{i}") for i in range(8)]
     said = {pair: data.draw(st.sampled_from([0, 1, UNSURE])) for pair in pairs}
-    answers = [Answer("a", pair, one, "ann", "") for pair, one in said.items()]
+    answers = [AnnotatorAnswer("a", pair, one, "ann", "") for pair, one in said.items()]
     reviews, shares = [], []
     for reviewer in range(data.draw(st.integers(0, 3))):
         seen = data.draw(st.lists(st.sampled_from(pairs), min_size=1, unique=True))
         given_ = {pair: data.draw(st.sampled_from([0, 1, UNSURE])) for pair in seen}
-        reviews += [Answer("a", pair, one, f"reviewer{reviewer}", "") for pair, one in given_.items()]
+        reviews += [AnnotatorAnswer("a", pair, one, f"reviewer{reviewer}", "") for pair, one in given_.items()]
         shares.append(sum(said[pair] == one for pair, one in given_.items()) / len(seen))
     found = agreements(["a", "untouched"], answers, reviews)
     assert list(found) == ["a"]
@@ -196,20 +196,20 @@ def test_agreement_is_the_mean_over_reviewers_of_the_share_of_pairs(data) -> Non
         refuse_below(found, 0.93, "here")
 
 
-class CountedReviews(list[Answer]):
+class CountedReviews(list[AnnotatorAnswer]):
     """Reviews that count how often they are read."""
 
     read = 0
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[AnnotatorAnswer]:
         self.read += 1
         return super().__iter__()
 
 
 def test_reviews_are_read_once_however_many_packages_there_are() -> None:
     names = [f"package-{number}" for number in range(9)]
-    answers = [Answer(name, ("q", name), 1, "ann", "") for name in names]
-    reviews = CountedReviews(Answer(name, ("q", name), 1, person, "") for name in names[:5] for person in ("bo", "cy"))
+    answers = [AnnotatorAnswer(name, ("q", name), 1, "ann", "") for name in names]
+    reviews = CountedReviews(AnnotatorAnswer(name, ("q", name), 1, person, "") for name in names[:5] for person in ("bo", "cy"))
     found = agreements(names, answers, reviews)
     assert [of["reviewed"] for of in found.values()] == [1] * 5 + [0] * 4
     assert reviews.read == 1
@@ -288,7 +288,7 @@ def test_judgements_are_those_of_a_slow_reading(data) -> None:
     threshold = data.draw(st.sampled_from([None, 0.5]))
     schema = pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("score", pa.float64()), ("judged", pa.int32())])
     table = pa.Table.from_pylist(pairs, schema.append(pa.field("same_text_as", pa.string())))
-    answers = [Answer("a", pair, one, f"person{i}", "") for pair, of in votes.items() for i, one in enumerate(of)]
+    answers = [AnnotatorAnswer("a", pair, one, f"person{i}", "") for pair, of in votes.items() for i, one in enumerate(of)]
     places = {pair: place for place, pair in enumerate(chosen)}
     decided: Decided = decide(table, answers, final, threshold, places)
     columns = dict(zip(("query_id", "passage_id", "relevance"), map(list, zip(*qrels, strict=True)), strict=True))

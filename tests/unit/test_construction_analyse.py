@@ -18,7 +18,7 @@ import raydense.construction.failures as failing
 from raydense.cli import main
 from raydense.construction.analyse import Sorted, analyse
 from raydense.construction.analysis_page import _examples
-from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Asked, Found, Pair, numerical_mismatch
+from raydense.construction.error_kinds import OTHERS, PAPER, RULES, Pair, PassageTerms, QueryTerms, numerical_mismatch
 from raydense.construction.settings import AnalyseSettings
 from raydense.construction.terms import Splitter
 from raydense.data.runs import query_blocks as blocks_of
@@ -143,7 +143,7 @@ def test_examples_are_of_different_queries_first_and_no_pairs_are_compared(monke
     def compared(one, other):
         raise AssertionError("pairs are compared field by field")
 
-    query, passage = Asked("gold", [], {}, frozenset(), {}), Found("silver", [], False, None)
+    query, passage = QueryTerms("gold", [], {}, frozenset(), {}), PassageTerms("silver", [], False, None)
     pairs = [Sorted(f"q{n // 3}", f"p{n}", n % 3 + 1, 1.0, Pair(query, passage), OTHERS, "") for n in range(7)]
     monkeypatch.setattr(Sorted, "__eq__", compared)
     best = {f"q{n}": ("right", "gold") for n in range(3)}
@@ -306,7 +306,9 @@ def seen(query: str, passage: str) -> Pair:
     splitter = Splitter()
     terms, common = splitter.terms(query), {term.word for term in splitter.terms(COMMON)}
     idf = {term.word: 1.0 if term.word in common else 8.0 for term in terms}
-    return Pair(Asked(query, terms, idf, frozenset(word for word in idf if word not in common)), Found(passage, splitter.terms(passage)))
+    return Pair(
+        QueryTerms(query, terms, idf, frozenset(word for word in idf if word not in common)), PassageTerms(passage, splitter.terms(passage))
+    )
 
 
 @pytest.mark.parametrize(("query", "passage", "evidence"), PAIRS["numerical mismatch"])

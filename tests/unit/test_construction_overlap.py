@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydense.construction.asked import Questions, Texts
+from raydense.construction.evaluation_queries import Questions, Texts
 from raydense.construction.overlap import overlap
 from raydense.construction.question_search import unit
 from raydense.construction.settings import OverlapSettings

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raydense.construction.asked import Questions, Texts
+from raydense.construction.evaluation_queries import Questions, Texts
 from raydense.construction.merging import merge_questions
 from raydense.data.missing_splits import questions_of
 from raydense.data.same_text import normalised

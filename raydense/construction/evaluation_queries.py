@@ -1,4 +1,4 @@
-"""Judged queries with their texts, and which of the texts are the same (`same_text`)."""
+"""Training and evaluation queries with their texts, and which of the texts are the same (`same_text`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationQueries:
     """The queries of all dev and test sets, one set after another; `split` int64 [n] is the number of each one's set in `names`."""
 
     names: list[str]
@@ -38,7 +38,7 @@ class Asked:
     questions: Questions
 
 
-def read_questions(train: str, against: dict[str, str], folder: str) -> tuple[Questions, Asked]:
+def read_questions(train: str, against: dict[str, str], folder: str) -> tuple[Questions, EvaluationQueries]:
     """The queries of the training judgements and of those in `against`, by name, with their texts from the queries in `folder`.
 
     Each set is in the order of its judgements. InputError if a set judges nothing, names an unknown query, or one of another set.
@@ -55,7 +55,7 @@ def read_questions(train: str, against: dict[str, str], folder: str) -> tuple[Qu
         owner[at] = number
     all_queries = Questions(queries["query_id"].combine_chunks(), queries["text"].combine_chunks())
     split = np.repeat(np.arange(len(against)), [len(at) for at in places[1:]])
-    return all_queries.take(places[0]), Asked([*against], split, all_queries.take(np.concatenate(places[1:])))
+    return all_queries.take(places[0]), EvaluationQueries([*against], split, all_queries.take(np.concatenate(places[1:])))
 
 
 def _judged(qrels: str, queries: pa.Table) -> Rows:

@@ -17,7 +17,7 @@ _DISPUTED = "give lines as disputed.jsonl has them"
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnnotatorAnswer:
     """One person's answer for the pair `pair` (query id and passage id): relevance 1, 0, or -1 for unsure."""
 
     package: str
@@ -27,14 +27,14 @@ class Answer:
     where: str
 
 
-def read_answers(paths: list[str], packages: dict[str, str], others: dict[str, str]) -> list[Answer]:
+def read_answers(paths: list[str], packages: dict[str, str], others: dict[str, str]) -> list[AnnotatorAnswer]:
     """The answers of files, or of the `.jsonl` files of folders.
 
     `packages` gives the name of a package by its fingerprint, and `others` that of packages that are not expected here, with what they
     are. InputError, with file and line, on a line that is no answer, on answers for another package, and on two answers of one person
     for one pair.
     """
-    found: dict[tuple[str, str, str], Answer] = {}
+    found: dict[tuple[str, str, str], AnnotatorAnswer] = {}
     for path in _files(paths):
         for answer in _answers(path, packages, others):
             key = (answer.annotator, *answer.pair)
@@ -73,7 +73,7 @@ def _files(paths: list[str]) -> Iterator[Path]:
         yield from files
 
 
-def _answers(path: Path, packages: dict[str, str], others: dict[str, str]) -> Iterator[Answer]:
+def _answers(path: Path, packages: dict[str, str], others: dict[str, str]) -> Iterator[AnnotatorAnswer]:
     lines = _lines(path)
     where, head = next(lines, (str(path), {}))
     fingerprint = str(head.get("fingerprint", ""))
@@ -88,7 +88,7 @@ def _answers(path: Path, packages: dict[str, str], others: dict[str, str]) -> It
         annotator = line.get("annotator")
         if not isinstance(annotator, str) or not annotator:
             raise InputError("has no annotator", where, _DOWNLOADED)
-        yield Answer(packages[fingerprint], _pair(line, where), _relevance(line, where), annotator, where)
+        yield AnnotatorAnswer(packages[fingerprint], _pair(line, where), _relevance(line, where), annotator, where)
     if head.get("answers", count) != count:
         raise InputError(f"says that it has {head['answers']} answers, and has {count}", path, _DOWNLOADED)
 
