@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from raydense.data.dataset import DatasetDraft, refuse_part_name
 from raydense.data.formats.distinct import distinct
-from raydense.data.formats.lines import refuse_blank
-from raydense.data.formats.ranking import Tables, Where, write_run
+from raydense.data.formats.lines import Where, placed, refuse_blank
+from raydense.data.formats.ranking import Tables, write_run
 from raydense.data.hidden_labels import hide_labels
 from raydense.data.lookup import IdLookup
 from raydense.data.margins import HardNegatives
@@ -168,10 +168,8 @@ class Intake:
 
     def _checked(self, tables: Iterable[pa.Table], at: Where) -> Iterator[pa.Table]:
         """The tables of a run, whose ids are checked as they are read."""
-        row = 0
-        for table in tables:
-            self.check_ids(table, partial(_later, at, row))
-            row += table.num_rows
+        for table, here in placed(tables, at):
+            self.check_ids(table, here)
             yield table
 
     def examples(self, split: str, table: pa.Table, at: Where) -> None:
@@ -261,7 +259,3 @@ def _without_emptied(given: pa.Table, table: pa.Table, split: str) -> pa.Table:
         return table
     say(f"import examples/{split}: left out {count:,} of {len(table):,} examples whose negatives are all positives")
     return table.filter(pc.invert(emptied))
-
-
-def _later(at: Where, before: int, row: int) -> str:
-    return at(before + row)

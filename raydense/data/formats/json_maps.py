@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense.data.formats import lines
-from raydense.data.formats.ranking import Where
+from raydense.data.formats.lines import Where
 from raydense.errors import InputError
 
 _OPENING, _BETWEEN, _COLON = re.compile(r"\ufeff?\s*\{"), re.compile(r"[\s,]*"), re.compile(r"\s*:\s*")

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -43,6 +43,8 @@ _FIX = "correct the line"
 _SHOWN = 8  # keys of a line that lacks one
 _BETWEEN = re.compile(r"[ \t]+")
 _UNEVEN = (b"\t", b"\r", b"  ", b" \n", b"\n ")
+Where = Callable[[int], str]
+"""The `path:line` of row n, from 0."""
 
 
 class Field(NamedTuple):
@@ -115,9 +117,21 @@ def first_line(path: Path) -> str:
     raise InputError("empty file", path, "give one with lines")
 
 
-def where(path: Path, skip: int = 0) -> Callable[[int], str]:
-    """A function that returns the line of row n (from 0) of a file as `path:line`; it looks up the line when it is called."""
+def where(path: Path, skip: int = 0) -> Where:
+    """The places of the rows of a file; a line is looked up when the function is called."""
     return partial(_where, path, skip)
+
+
+def placed(tables: Iterable[pa.Table], at: Where) -> Iterator[tuple[pa.Table, Where]]:
+    """The tables that follow one another in a file, whose rows are `at` places, each with the places of its own rows."""
+    before = 0
+    for table in tables:
+        yield table, partial(_later, at, before)
+        before += table.num_rows
+
+
+def _later(at: Where, before: int, row: int) -> str:
+    return at(before + row)
 
 
 def _where(path: Path, skip: int, row: int) -> str:
@@ -281,7 +295,7 @@ def _lacks(column: pa.ChunkedArray, field: Field) -> bool:
     return bool(field.needed and column.null_count)
 
 
-def refuse_blank(table: pa.Table, names: list[str], at: Callable[[int], str]) -> None:
+def refuse_blank(table: pa.Table, names: list[str], at: Where) -> None:
     """InputError on the first row of `table` where one of the columns `names` is empty or null."""
     for name in names:
         text = pc.fill_null(table[name].cast(pa.string()), "")

@@ -7,7 +7,7 @@ another name, given alone, is a run. `para.title.txt` of RocketQA's archive has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
-from raydense.data.formats.lines import Field, columns, first_line, refuse_blank, where
+from raydense.data.formats.lines import Field, columns, first_line, placed, refuse_blank, where
 from raydense.data.formats.outlet import Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.lookup import IdLookup
@@ -142,17 +142,15 @@ def _give_triples(path: Path, intake: Intake) -> None:
 
     The file is read block by block: only three numbers per line are kept in memory, since MS MARCO's own has 400 million lines.
     """
-    at, line, numbers = where(path), 0, Numbers()
+    at, numbers = where(path), Numbers()
     asked, lines = [pa.chunked_array([], pa.string())], [np.empty((3, 0), np.int32)]
     intake.needed_store(at)
-    for block in columns(path, TRIPLES):
-        here = partial(_later, at, line)
+    for block, here in placed(columns(path, TRIPLES), at):
         ids = (pa.table({"query_id": block["query_id"], "passage_id": block[side]}) for side in ("positive", "negative"))
         sides = [intake.check_ids(pairs, here).astype(np.int32) for pairs in ids]
         query, new = numbers.of(block["query_id"], path)
         asked.append(new)
         lines.append(np.stack([query, *sides]))
-        line += block.num_rows
     query, *sides = np.concatenate(lines, axis=1)
     lists = [lists_of(query, side, len(numbers)) for side in sides]
     queries = pa.chunked_array([chunk for part in asked for chunk in part.chunks], pa.string())
@@ -175,10 +173,8 @@ class _TextTriples:
     def read(self) -> Iterator[pa.Table]:
         """The passages that no earlier line has, while the files are read."""
         for path in self.paths:
-            line = 0
-            for block in columns(path, TEXTS):
-                refuse_blank(block, block.column_names, partial(_later, where(path), line))
-                line += block.num_rows
+            for block, at in placed(columns(path, TEXTS), where(path)):
+                refuse_blank(block, block.column_names, at)
                 query, asked = self._queries.of(block["query"], path)
                 self._texts.append(asked)
                 passage, texts = self._passages.of(_in_turn(block["positive"], block["negative"]), path)
@@ -201,10 +197,6 @@ class _TextTriples:
         lists = [lists_of(turn, rows[side], len(numbers)) for side in sides]
         ids = queries["query_id"].take(pa.array(numbers[np.argsort(first)]))
         return pa.table({"query_id": ids, "positives": lists[0], "negatives": lists[1]})
-
-
-def _later(at: Callable[[int], str], line: int, row: int) -> str:
-    return at(line + row)
 
 
 def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:

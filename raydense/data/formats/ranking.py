@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.formats.lines import Where
 from raydense.data.runs import write_blocks
 from raydense.data.tables import SCHEMAS, query_starts
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 
-Where = Callable[[int], str]
 Tables = Callable[[], Iterable[pa.Table]]
 
 

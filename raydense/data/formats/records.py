@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.formats.lines import LARGEST, check_string
+from raydense.data.formats.lines import LARGEST, Where, check_string
 from raydense.errors import InputError
 
 _NEEDED: Any = object()
@@ -153,7 +152,7 @@ class ExampleRows:
         table = self._blocks[0]
         return table.drop_columns([key for key in _OPTIONAL if table[key].null_count == len(table)])
 
-    def judgements(self) -> tuple[pa.Table, Callable[[int], str]]:
+    def judgements(self) -> tuple[pa.Table, Where]:
         """The positives as qrels of relevance 1, and a function that returns the file and line of each."""
         table = self.table()
         lists = table["positives"]

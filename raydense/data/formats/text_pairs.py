@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raydense.data.formats.lines import Field, columns, refuse_blank, where
+from raydense.data.formats.lines import Field, Where, columns, placed, refuse_blank, where
 from raydense.data.formats.texts import Numbers, lists_of
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
@@ -27,14 +26,12 @@ class TextPairs:
     def __init__(self, path: Path, fields: list[Field], store: PassageStore, strict: bool) -> None:
         self.store, self.texts = store, list[str]()
         self._strict, self._lost = strict, 0
-        numbers, parts, line = Numbers(), list[NDArray[np.int64]](), 0
-        for table in columns(path, fields):
-            at = partial(_later, path, line)
+        numbers, parts = Numbers(), list[NDArray[np.int64]]()
+        for table, at in placed(columns(path, fields), where(path)):
             refuse_blank(table, [name for name in table.column_names if name in ("query", "positive", "negative", "passage")], at)
             query, new = numbers.of(table["query"], path)
             self.texts += new.to_pylist()
             parts += [np.stack([query, self._rows(texts, at), positive]) for texts, positive in _sides(table)]
-            line += table.num_rows
         self._query, self._row, self._positive = np.concatenate(parts, axis=1)
         if self._lost:
             say(f"import {path.name}: {self._lost:,} passages that the corpus does not have left out, of {self._row.size:,}")
@@ -44,7 +41,7 @@ class TextPairs:
         keep = (self._positive == positive) & (self._row >= 0)
         return lists_of(self._query[keep], self._row[keep], len(self.texts))
 
-    def _rows(self, texts: pa.ChunkedArray, at: Callable[[int], str]) -> NDArray[np.int64]:
+    def _rows(self, texts: pa.ChunkedArray, at: Where) -> NDArray[np.int64]:
         rows = self.store.rows_of_texts(texts)
         unknown = np.flatnonzero(rows < 0)
         if unknown.size and self._strict:
@@ -61,7 +58,3 @@ def _sides(table: pa.Table) -> Iterator[tuple[pa.ChunkedArray, NDArray[np.int64]
         return
     for side in ("positive", "negative"):
         yield table[side], np.full(table.num_rows, side == "positive", np.int64)
-
-
-def _later(path: Path, before: int, row: int) -> str:
-    return where(path)(before + row)
