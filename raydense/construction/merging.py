@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.same_text import normalised
+from raydense.data.tables import first_repeated
 from raydense.errors import InputError
 
 _HELD_OUT = ["test", "dev", "train"]  # a question of several splits belongs to the first of these that it has
@@ -123,13 +124,8 @@ def _all_answers(answers: pa.ChunkedArray, row: NDArray[np.int64], rows: int) ->
 
 
 def _refuse_repeated(questions: pa.Table) -> None:
-    ids = questions["question_id"].combine_chunks()
-    codes = ids.dictionary_encode().indices.to_numpy()
-    first, of = _first_places(codes)
-    again = np.flatnonzero(first[of] != np.arange(len(codes)))
-    if again.size:
-        at = int(again[0])
-        earlier = questions["where"][int(first[of[at]])].as_py()
-        raise InputError(
-            f"question_id {ids[at].as_py()!r} is repeated (first at {earlier})", questions["where"][at].as_py(), "make ids unique"
-        )
+    ids, where = questions["question_id"], questions["where"]
+    if repeated := first_repeated(ids):
+        at, earlier = repeated
+        what = f"question_id {ids[at].as_py()!r} is repeated (first at {where[earlier].as_py()})"
+        raise InputError(what, where[at].as_py(), "make ids unique")

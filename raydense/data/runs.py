@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.data.store import Rows
-from raydense.data.tables import SCHEMAS, query_starts
+from raydense.data.tables import SCHEMAS, first_repeated, query_starts
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress
 from raydense.storage import Artifact
@@ -123,11 +122,8 @@ class RunReader:
         ]
 
     def _refuse_torn(self, heads: pa.ChunkedArray) -> None:
-        numbers = pc.index_in(heads, value_set=pc.unique(heads)).to_numpy()
-        _, fresh = np.unique(numbers, return_index=True)
-        again = np.setdiff1d(np.arange(len(numbers)), fresh)
-        if again.size:
-            raise not_adjacent(heads[int(again[0])].as_py(), self.path)
+        if repeated := first_repeated(heads):
+            raise not_adjacent(heads[repeated[0]].as_py(), self.path)
 
     def read(self, start: int, stop: int) -> pa.Table:
         """The rows start..stop-1."""

@@ -78,6 +78,13 @@ def judged_rows(queries: pa.Table, qrels: str | os.PathLike[str] | None) -> NDAr
     return rows
 
 
+def first_repeated(ids: pa.ChunkedArray) -> tuple[int, int] | None:
+    """The position of the first id that is there before, and where it is before; None where no id is repeated."""
+    first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy()  # the position of each, up to the first that is repeated
+    again = np.flatnonzero(first != np.arange(len(first)))
+    return (int(again[0]), int(first[again[0]])) if again.size else None
+
+
 def first_of_text(texts: pa.ChunkedArray) -> NDArray[np.int64]:
     """The position of the first query with the text of each, int64 [n]: one question under two ids then has the positives of both."""
     numbers = texts.combine_chunks().dictionary_encode().indices.to_numpy()

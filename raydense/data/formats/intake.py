@@ -20,6 +20,7 @@ from raydense.data.lookup import IdLookup
 from raydense.data.margins import HardNegatives
 from raydense.data.missing_splits import fill_splits, without_drawn
 from raydense.data.store import CorpusWriter, PassageStore, Rows
+from raydense.data.tables import first_repeated
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft
@@ -98,13 +99,10 @@ class Intake:
     def queries(self, table: pa.Table, at: Where) -> None:
         """Write the queries; InputError on an empty id or text, and on a repeated id."""
         refuse_blank(table, ["query_id", "text"], at)
-        ids = table["query_id"].combine_chunks()
-        first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
-        if table.num_rows and int(first.max()) + 1 < len(first):
-            seen, fresh = np.unique(first, return_index=True)
-            row = int(np.setdiff1d(np.arange(len(first)), fresh)[0])
-            earlier = at(int(fresh[np.searchsorted(seen, first[row])]))
-            raise InputError(f"query_id {ids[row].as_py()!r} is repeated (first at {earlier})", at(row), "make ids unique")
+        ids = table["query_id"]
+        if repeated := first_repeated(ids):
+            row, earlier = repeated
+            raise InputError(f"query_id {ids[row].as_py()!r} is repeated (first at {at(earlier)})", at(row), "make ids unique")
         self.query_ids = IdLookup(ids)
         self._queries = table if self._held is not None else None
         self._table("queries", "queries", table)
