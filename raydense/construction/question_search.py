@@ -18,7 +18,7 @@ from raydense.construction.settings import OverlapSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table, write_arrow
 from raydense.errors import InputError
-from raydense.inference.encode import encode
+from raydense.inference.encode import encode, vector_table
 from raydense.inference.rerank import rerank
 from raydense.inference.settings import EncodeSettings, RerankSettings, Spread
 from raydense.models.encoder_folder import is_reranker
@@ -98,7 +98,7 @@ class QuestionSearch:
             return draft.done
         vectors, at = Vectors(encoded, of="queries"), 0
         for number, block in enumerate(vectors.blocks(start, stop)):
-            draft.commit(f"embeddings-{number:05d}.arrow", partial(write_arrow, table=_vector_table(at, unit(block))), len(block))
+            draft.commit(f"embeddings-{number:05d}.arrow", partial(write_arrow, table=vector_table(at, unit(block))), len(block))
             at += len(block)
         if of == "passages":
             draft.commit("passage_ids.arrow", PassageStore(texts).write_ids, stop - start)
@@ -138,8 +138,3 @@ def unit(vectors: NDArray[Any]) -> NDArray[np.float32]:
     wide = vectors.astype(np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     return (wide / np.where(length > 0, length, 1.0)).astype(np.float32)
-
-
-def _vector_table(start: int, vectors: NDArray[np.float32]) -> pa.Table:
-    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    return pa.table({"row": pa.array(np.arange(start, start + len(vectors))), "embedding": embedding})

@@ -127,7 +127,7 @@ class PartEncoder:
             "precision": self._device.precision,
             "seconds": round(time.perf_counter() - begun, 3),
         }
-        found = _as_table(start, stop, _as_dtype(vectors, self._dtype))
+        found = vector_table(start, _as_dtype(vectors, self._dtype))
         self._draft.commit(_name(part), lambda path: write_arrow(path, found), stop - start, **note)
         return pa.Table.from_pylist([{"part": part, **note}])
 
@@ -141,9 +141,10 @@ def _as_dtype(vectors: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any
     return found
 
 
-def _as_table(start: int, stop: int, vectors: NDArray[Any]) -> pa.Table:
+def vector_table(start: int, vectors: NDArray[Any]) -> pa.Table:
+    """A table of embeddings: vectors [n, d] as the rows start..start+n-1."""
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    return pa.table({"row": pa.array(np.arange(start, stop)), "embedding": embedding})
+    return pa.table({"row": pa.array(np.arange(start, start + len(vectors))), "embedding": embedding})
 
 
 def _name(part: int) -> str:
