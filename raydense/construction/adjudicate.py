@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +19,7 @@ from raydense.construction.annotator_answers import UNSURE, AnnotatorAnswer, rea
 from raydense.construction.decisions import OPEN, Decided, Pair, applied, decide
 from raydense.construction.package import COLUMNS
 from raydense.construction.settings import AdjudicateSettings
+from raydense.data.json_lines import write_json_lines
 from raydense.data.store import Rows
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
@@ -183,10 +183,8 @@ def _write_disputed(path: Path, annotation: Artifact, answers: list[AnnotatorAns
     said: dict[int, dict[str, int | None]] = defaultdict(dict)
     for answer in answers:
         said[places[answer.pair]][answer.annotator] = None if answer.relevance == UNSURE else answer.relevance
-    with path.open("w", encoding="utf-8") as stream:
-        for place, row in _rows_at(annotation, decided.disputed.tolist()):
-            line = {**row, "answers": dict(sorted(said[place].items())), "relevance": None}
-            stream.write(f"{json.dumps(line, ensure_ascii=False)}\n")
+    rows = _rows_at(annotation, decided.disputed.tolist())
+    write_json_lines(path, ({**row, "answers": dict(sorted(said[place].items())), "relevance": None} for place, row in rows))
 
 
 def _rows_at(annotation: Artifact, places: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -6,7 +6,6 @@ questions and equal passages become one (`merging`), and the data set is written
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from raydense.construction.merging import Merged, first_passages, merge_question
 from raydense.construction.questions import Block, Question, blocks_of, read_block
 from raydense.construction.settings import BLOCK_BYTES, LENGTHS, TASK_BYTES, ConstructSettings
 from raydense.data.dataset import DatasetDraft
+from raydense.data.json_lines import write_json_lines
 from raydense.data.missing_splits import fill_splits
 from raydense.data.splits import SHARES, divided
 from raydense.data.store import CorpusWriter
@@ -74,7 +74,7 @@ def construct(settings: ConstructSettings) -> Artifact:
     first = first_passages(pq.read_table(passages, columns=["passage_id"])["passage_id"] for _, passages in files)
     corpus = _write_corpus(settings, dataset, files, first)
     _write_queries(dataset, merged, judged)
-    dataset.draft.commit(DROPPED, lambda path: _write_lines(path, merged.dropped(_ids(judged))), 0)
+    dataset.draft.commit(DROPPED, lambda path: write_json_lines(path, merged.dropped(_ids(judged))), 0)
     summary = _summary(rules, counts, merged, judged, corpus, files, first)
     dataset.draft.commit(REPORT, lambda path: write_report(path, summary), 0)
     _say(summary)
@@ -167,11 +167,6 @@ def _write_queries(dataset: DatasetDraft, merged: Merged, judged: dict[str, pa.T
 def _ids(judged: dict[str, pa.Table]) -> pa.Array:
     """The queries that are judged in some split."""
     return pc.unique(pa.concat_tables(judged.values())["query_id"])
-
-
-def _write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as sink:
-        sink.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _summary(

@@ -20,7 +20,8 @@ from raydense.construction.question_search import QuestionSearch, check_models
 from raydense.construction.settings import OverlapSettings
 from raydense.construction.similar import CandidatePairs, Pairs, no_candidates, read_candidates, similar_pairs, without_same_text
 from raydense.data.dataset import DatasetDraft
-from raydense.data.formats.outlet import exact, write_json_lines
+from raydense.data.formats.outlet import exact
+from raydense.data.json_lines import write_json_lines
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, warn_of_loss

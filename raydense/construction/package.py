@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -14,6 +13,7 @@ import jinja2
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.json_lines import write_json_lines
 from raydense.data.marking import marking_script
 from raydense.runtime.progress import Progress
 from raydense.storage import Draft, digest_of
@@ -93,7 +93,7 @@ def _commit(draft: Draft, there: Collection[str], name: str, table: pa.Table, pa
 
 
 def _write_lines(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in (head, *rows)), encoding="utf-8")
+    write_json_lines(path, (head, *rows))
 
 
 def _write_page(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from raydense.data.formats.files import either, files_of, plain
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field, Where, columns, first_line, json_lines, where
-from raydense.data.formats.outlet import Outlet, splits_of, write_columns, write_json_lines
+from raydense.data.formats.outlet import Outlet, splits_of, write_columns
+from raydense.data.json_lines import write_json_lines
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 

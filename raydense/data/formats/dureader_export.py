@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.formats.outlet import Example, Outlet, Passage, splits_of, write_columns, write_json_lines
+from raydense.data.formats.outlet import Example, Outlet, Passage, splits_of, write_columns
+from raydense.data.json_lines import write_json_lines
 from raydense.data.store import full_text
 from raydense.data.tables import query_positions, query_starts, read_table
 from raydense.errors import InputError

@@ -8,9 +8,10 @@ from typing import Any
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import json_objects
-from raydense.data.formats.outlet import Example, Outlet, write_json_lines
+from raydense.data.formats.outlet import Example, Outlet
 from raydense.data.formats.records import ExampleRows, numbers, text, texts
 from raydense.data.formats.texts import TextCorpus
+from raydense.data.json_lines import write_json_lines
 from raydense.errors import InputError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -182,12 +181,6 @@ class Outlet:
 def splits_of(parts: dict[str, str], kind: str) -> list[tuple[str, str]]:
     """The splits of a kind of part, each with its folder; `all` where a data set has only one, without a name."""
     return [(name.partition("/")[2] or "all", path) for name, path in parts.items() if name.split("/")[0] == kind]
-
-
-def write_json_lines(path: Path, objects: Iterable[dict[str, Any]]) -> None:
-    """One JSON object a line, UTF-8 as it is."""
-    with open(path, "w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in objects)
 
 
 def write_columns(path: Path, tables: Iterable[dict[str, Iterable[Any]]], apart: str = "\t", header: str = "") -> None:

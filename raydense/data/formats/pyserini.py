@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from raydense.data.formats.outlet import Outlet, write_json_lines
+from raydense.data.formats.outlet import Outlet
+from raydense.data.json_lines import write_json_lines
 from raydense.data.store import full_text
 
 

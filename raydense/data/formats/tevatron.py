@@ -9,9 +9,10 @@ from typing import Any
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part
 from raydense.data.formats.lines import Field, columns, first_line, json_lines, json_object, json_objects, where
-from raydense.data.formats.outlet import Example, Outlet, exact, write_columns, write_json_lines
+from raydense.data.formats.outlet import Example, Outlet, exact, write_columns
 from raydense.data.formats.records import ExampleRows, name, names, objects, text
 from raydense.data.formats.texts import TextCorpus
+from raydense.data.json_lines import write_json_lines
 from raydense.errors import InputError
 
 CORPUS = [Field("passage_id", "id", "docid"), Field("title", "text", needed=False), Field("text", "text")]
