@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from raydense.construction.labelled import COUNTED, Rules, label_block, names_of
 from raydense.construction.merging import Merged, first_passages, merge_questions
 from raydense.construction.questions import Block, Question, blocks_of, read_block
 from raydense.construction.settings import BLOCK_BYTES, LENGTHS, TASK_BYTES, ConstructSettings
-from raydense.data.dataset import DatasetDraft
+from raydense.data.dataset import DatasetDraft, gone_if_refused
 from raydense.data.json_lines import write_json_lines
 from raydense.data.missing_splits import fill_splits
 from raydense.data.splits import SHARES, divided
 from raydense.data.store import CorpusWriter
-from raydense.errors import InputError, LostOutput, RefusedByStore
+from raydense.errors import InputError, RefusedByStore
 from raydense.inference.arrivals import arriving
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import ensure_ray
@@ -56,7 +56,7 @@ def construct(settings: ConstructSettings) -> Artifact:
     dataset = DatasetDraft(settings.output, made_from)
     if dataset.done:
         return dataset.done
-    with _gone_if_faulty(dataset.draft):
+    with gone_if_refused(dataset.draft, partial(_stays, dataset.draft)):
         there = blocks_of(settings.input, BLOCK_BYTES)
         if next(_questions(there), None) is None:
             raise InputError("holds no question", settings.input, "give one question a line")
@@ -65,7 +65,7 @@ def construct(settings: ConstructSettings) -> Artifact:
     if missing:
         ensure_ray()
         refuse_small_nodes("construct", TASK_BYTES)
-    with _gone_if_faulty(dataset.draft):
+    with gone_if_refused(dataset.draft, partial(_stays, dataset.draft)):
         files = _labelled(settings, dataset, there, missing, rules)
         check_unchanged(settings.input, made_from["inputs"]["input"])
         merged = merge_questions([pq.read_table(questions) for questions, _ in files])
@@ -94,17 +94,8 @@ def _questions(there: list[Block]) -> Iterator[Question]:
         yield from read_block(block)
 
 
-@contextmanager
-def _gone_if_faulty(draft: Draft) -> Iterator[None]:
-    """Remove an output whose input is at fault, so that the corrected input can have the same output; not one that was finished before."""
-    try:
-        yield
-    except (LostOutput, RefusedByStore):
-        raise
-    except InputError:
-        if not draft.committed():
-            draft.discard()
-        raise
+def _stays(draft: Draft, error: InputError) -> bool:
+    return isinstance(error, RefusedByStore) or bool(draft.committed())
 
 
 def _labelled(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from raydense.data.tables import commit_table
-from raydense.errors import InputError
+from raydense.errors import InputError, LostOutput
 from raydense.storage import MANIFEST, Artifact, Draft, Place
 
 
@@ -40,6 +41,20 @@ def parts_of(dataset: Artifact, without: Container[str] = ()) -> dict[str, str]:
             flag = f"--qrels {name.partition('/')[2]}={found[name]}" if made["kind"] == "qrels" else f"--{made['kind']} {found[name]}"
             raise InputError(what, found[name], f"put that back, or {give} {flag}")
     return found
+
+
+@contextmanager
+def gone_if_refused(draft: Draft, stays: Callable[[InputError], bool]) -> Iterator[None]:
+    """Remove an output whose input is refused, so that the corrected input can have the same output.
+
+    Not where it `stays` after the error, nor one of another process.
+    """
+    try:
+        yield
+    except InputError as error:
+        if not isinstance(error, LostOutput) and not stays(error):
+            draft.discard()
+        raise
 
 
 class DatasetDraft:

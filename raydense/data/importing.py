@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydense.data.dataset import DatasetDraft
+from raydense.data.dataset import DatasetDraft, gone_if_refused
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.intake import Intake, write_corpus
 from raydense.data.settings import ImportSettings
-from raydense.errors import DownloadError, InputError, LostOutput, RefusedByStore, did_you_mean
+from raydense.errors import DownloadError, InputError, RefusedByStore, did_you_mean
 from raydense.storage import Artifact, Draft, Place, check_unchanged, provenance, read_manifest, releases_outputs, visible
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
     if dataset.done:
         return dataset.done
     intake = Intake(dataset, settings)
-    with _gone_if_refused(dataset.draft, finished):
+    with gone_if_refused(dataset.draft, partial(_stays, dataset.draft, finished)):
         load_format(settings.format).read(_source(settings), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
@@ -45,7 +45,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
 def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.PathLike[str], shard_rows: int = 25_000) -> Artifact:
     """Import only the passages: an artifact of kind `corpus` in the folder `output`.
 
-    `format` is beir, msmarco, dpr, dureader, huggingface, tevatron or ir_datasets. InputError as in `import_dataset`.
+    `format` is one whose file in `raydense/data/formats` defines `passages`. InputError as in `import_dataset`.
     """
     if format not in formats_that("passages"):
         what = f"format {format!r} has no corpus of its own"
@@ -56,7 +56,7 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
     made_from = provenance("import_corpus", settings)
     finished = read_manifest(output) is not None
     draft = Draft.open(output, "corpus", made_from)
-    with _gone_if_refused(draft, finished):
+    with gone_if_refused(draft, partial(_stays, draft, finished)):
         tables, at = load_format(format).passages(_source(settings))
         return write_corpus(draft, (_unchanged(tables, settings, made_from), at), shard_rows)
 
@@ -82,19 +82,6 @@ def _refuse_changed(settings: ImportSettings, made_from: dict[str, Any]) -> None
         check_unchanged(settings.input, made_from["inputs"]["input"])
 
 
-@contextmanager
-def _gone_if_refused(draft: Draft, finished: bool) -> Iterator[None]:
-    """Remove an output whose input was refused, so that the corrected input can be imported to the same folder.
-
-    Not one that was `finished` before and is repaired, nor one of another process, nor what was made before a download failed or a bucket
-    refused a request: the same command continues it.
-    """
-    try:
-        yield
-    except LostOutput:
-        raise
-    except InputError as error:
-        goes_on = isinstance(error, (DownloadError, RefusedByStore)) and any(visible(draft.place.files()))
-        if not (finished or goes_on):
-            draft.discard()
-        raise
+def _stays(draft: Draft, finished: bool, error: InputError) -> bool:
+    """Whether an output was `finished` before and is repaired, or a download failed or a bucket refused a request, and the same command continues it."""
+    return finished or (isinstance(error, (DownloadError, RefusedByStore)) and any(visible(draft.place.files())))
