@@ -9,8 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.construction.settings import AnalyseSettings
+from raydense.data.lookup import hash_strings
 from raydense.data.runs import BLOCK_ROWS, query_blocks
-from raydense.data.store import Rows, hash_strings
+from raydense.data.store import Rows
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged
 from raydense.mining.negatives import Candidates, draw

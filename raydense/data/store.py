@@ -17,57 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raydense.data.lookup import each_once, hash_strings, joined, places_of
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, Place
 
 _MOST_FILES = 100_000  # their order is that of their names
 _BATCH_ROWS = 8_192
-_JOINED_BYTES = 2**31 - 1
 Rows = NDArray[np.int64]
-
-
-def joined(strings: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """The strings in few arrays, each of at most 2 GiB, which is what Arrow can join to one, or of one chunk."""
-    held, size = list[pa.Array](), 0
-    for chunk in strings.chunks:
-        if held and size + chunk.nbytes > _JOINED_BYTES:
-            yield pa.concat_arrays(held)
-            held, size = [], 0
-        held.append(chunk)
-        size += chunk.nbytes
-    if held:
-        yield pa.concat_arrays(held)
-
-
-def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "0123456789123456") -> NDArray[np.uint64]:
-    """A 64-bit hash of each string, the same in every process: uint64 [n]; another `key` of 16 letters gives another hash."""
-    from pandas.util import hash_array
-
-    values = strings.to_numpy(zero_copy_only=False) if isinstance(strings, pa.Array) else strings.to_numpy()
-    return hash_array(values.astype(object), hash_key=key, categorize=False)
-
-
-def places_of(hashes: NDArray[np.uint64], places: Rows, wanted: pa.Array, ids: Callable[[Rows], pa.Array]) -> Rows:
-    """The place of each of the `wanted` ids, int64 [n]; -1 for one that is not there.
-
-    `hashes` are those of the ids that are there, rising, `places` where each is, and `ids` returns the ids at some places.
-    """
-    asked = hash_strings(wanted)
-    rising = np.argsort(asked)  # a search in rising order stays in the processor's cache: five times faster among 21 million
-    at = np.empty(len(asked), dtype=np.int64)
-    at[rising] = np.searchsorted(hashes, asked[rising])
-    found = np.full(len(asked), -1, dtype=np.int64)
-    open_ = np.arange(len(asked))
-    while open_.size:  # more than one turn only where two ids have the same hash
-        open_ = open_[at[open_] < len(hashes)]
-        open_ = open_[hashes[at[open_]] == asked[open_]]
-        candidates = np.asarray(places[at[open_]], dtype=np.int64)
-        equal = pc.equal(ids(candidates), wanted.take(pa.array(open_))).to_numpy(zero_copy_only=False).astype(bool)
-        found[open_[equal]] = candidates[equal]
-        open_ = open_[~equal]
-        at[open_] += 1
-    return found
 
 
 class PassageStore:
@@ -171,10 +128,11 @@ class PassageStore:
 
     def rows_of_texts(self, texts: pa.ChunkedArray) -> Rows:
         """The first row with each text (without a title), int64 [n]; -1 for a text that no passage has. Sorts the texts' hashes once."""
-        words = texts.combine_chunks().dictionary_encode()
         known, rows = self._text_rows
-        found = places_of(known, rows, words.dictionary, lambda at: self.take(at, ["text"])["text"].combine_chunks())
-        return found[words.indices.to_numpy()]
+        return each_once(texts, lambda wanted: places_of(known, rows, wanted, self._texts))
+
+    def _texts(self, rows: Rows) -> pa.Array:
+        return self.take(rows, ["text"])["text"].combine_chunks()
 
     @cached_property
     def _text_rows(self) -> tuple[NDArray[np.uint64], Rows]:
@@ -193,14 +151,14 @@ class PassageStore:
 
     def known_rows(self, ids: pa.ChunkedArray, where: object) -> Rows:
         """As `rows_of`, but each distinct id is looked up once; InputError with the first unknown id, and `where` it is."""
-        rows = self._rows_once(ids)
+        rows = each_once(ids, self.rows_of)
         if (rows < 0).any():
             raise self._unknown(ids[int(np.argmax(rows < 0))].as_py(), where)
         return rows
 
     def known_judgements(self, qrels: pa.Table, where: object) -> pa.Table:
         """The judgements of passages that the corpus has; InputError where it has none of them: they are of another corpus."""
-        known = self._rows_once(qrels["passage_id"]) >= 0
+        known = each_once(qrels["passage_id"], self.rows_of) >= 0
         if len(known) and not known.any():
             raise self._unknown(qrels["passage_id"][0].as_py(), where)
         return qrels.filter(pa.array(known))
@@ -209,13 +167,6 @@ class PassageStore:
         """Say how many judgements a stage leaves out, if some, as those that `import --no-strict` keeps."""
         if lacking:
             say(f"{stage}: {lacking:,} of {judged:,} judgements of {where} name passages that the corpus lacks: left out")
-
-    def _rows_once(self, ids: pa.ChunkedArray) -> Rows:
-        found = [np.empty(0, np.int64)]
-        for part in joined(ids):
-            words = part.dictionary_encode()
-            found.append(self.rows_of(words.dictionary)[words.indices.to_numpy()])
-        return np.concatenate(found)
 
     def _unknown(self, passage_id: str, where: object) -> InputError:
         what = f"names passage {passage_id!r}, which the corpus {self.path} does not have"

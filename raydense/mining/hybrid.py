@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydense.data.store import Rows, hash_strings
+from raydense.data.lookup import hash_strings
+from raydense.data.store import Rows
 from raydense.mining.labels import Labels
 from raydense.mining.lists import Listed
 from raydense.mining.miner import Miner

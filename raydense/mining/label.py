@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raydense.data.lookup import hash_strings
 from raydense.data.runs import BLOCK_ROWS, query_blocks
-from raydense.data.store import Rows, hash_strings
+from raydense.data.store import Rows
 from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.inference.rerank import loss_of, probability, refuse_unscored, rerank, warn_of_loss

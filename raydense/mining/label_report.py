@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raydense.data.lookup import hash_strings
 from raydense.data.report_page import bars, shown, table, write_page
-from raydense.data.store import PassageStore, hash_strings
+from raydense.data.store import PassageStore
 from raydense.data.tables import query_positions, read_table
 from raydense.inference.rerank import probability
 from raydense.mining.negatives import draw

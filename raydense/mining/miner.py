@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.lookup import hash_strings
 from raydense.data.runs import scored_depth
-from raydense.data.store import Rows, hash_strings
+from raydense.data.store import Rows
 from raydense.errors import InputError
 from raydense.mining.answers import HeldAnswers
 from raydense.mining.blocks import Judged, depth_of

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydense.data.generated import Generated
-from raydense.data.store import PassageStore, Rows, hash_strings
+from raydense.data.lookup import hash_strings
+from raydense.data.store import PassageStore, Rows
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.training.examples import Examples

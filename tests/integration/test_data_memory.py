@@ -39,7 +39,8 @@ def test_two_hundred_thousand_passages_stay_on_disk(tmp_path: Path) -> None:
     writer.finish()
     script = (
         "import sys, numpy as np, pyarrow as pa\n"
-        "from raydense.data.store import PassageStore, hash_strings\n"
+        "from raydense.data.lookup import hash_strings\n"
+        "from raydense.data.store import PassageStore\n"
         "hash_strings(pa.array(['x']))\n"
         "own = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
         "before = own()\n"

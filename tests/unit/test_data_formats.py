@@ -27,8 +27,9 @@ from raydense.data.formats import records as records_format
 from raydense.data.formats import texts as texts_format
 from raydense.data.formats.intake import Intake
 from raydense.data.importing import import_corpus, import_dataset
+from raydense.data.lookup import hash_strings
 from raydense.data.settings import ExportSettings, ImportSettings
-from raydense.data.store import CorpusWriter, PassageStore, hash_strings
+from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.storage import Artifact, Draft, verify

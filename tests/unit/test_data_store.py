@@ -10,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raydense.data import lookup
 from raydense.data import store as data_store
-from raydense.data.store import CorpusWriter, PassageStore, hash_strings, store_of
+from raydense.data.lookup import IdLookup, hash_strings
+from raydense.data.store import CorpusWriter, PassageStore, store_of
 from raydense.errors import InputError
 from raydense.storage import Draft
 
@@ -126,11 +128,12 @@ def test_rows_of_every_id_and_of_unknown_ones(store: PassageStore) -> None:
 def test_ids_of_more_bytes_than_an_array_can_hold_are_found_in_parts(store: PassageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [[PASSAGES[i][0] for i in part] for part in ([3, 1, 3], [], [0], [2, 3])]
     ids = pa.chunked_array([pa.array(part, pa.string()) for part in names])
-    whole = [part.to_pylist() for part in data_store.joined(ids)]
+    whole = [part.to_pylist() for part in lookup.joined(ids)]
     assert whole == [[name for part in names for name in part]]
-    monkeypatch.setattr(data_store, "_JOINED_BYTES", ids.chunk(0).nbytes + ids.chunk(2).nbytes)
-    assert [len(part) for part in data_store.joined(ids)] == [4, 2]
-    for find in (store.rows_of, lambda wanted: store.known_rows(wanted, "run")):
+    monkeypatch.setattr(lookup, "_JOINED_BYTES", ids.chunk(0).nbytes + ids.chunk(2).nbytes)
+    assert [len(part) for part in lookup.joined(ids)] == [4, 2]
+    positions = IdLookup(pa.array([PASSAGES[i][0] for i in range(9)])).positions_of_rows
+    for find in (store.rows_of, lambda wanted: store.known_rows(wanted, "run"), positions):
         assert find(ids).tolist() == [3, 1, 3, 0, 2, 3]
         assert find(pa.chunked_array([], pa.string())).tolist() == []
 

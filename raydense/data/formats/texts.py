@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.data.formats.intake import Intake
-from raydense.data.store import hash_strings
+from raydense.data.lookup import hash_strings
 from raydense.errors import InputError
 
 _STEP = 8_192

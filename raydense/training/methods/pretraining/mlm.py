@@ -108,7 +108,7 @@ class Mlm(Method):
         import pyarrow as pa
         import torch
 
-        from raydense.data.store import hash_strings
+        from raydense.data.lookup import hash_strings
         from raydense.models.masking import NOT_MASKED
 
         share = len(part) // self.workers
