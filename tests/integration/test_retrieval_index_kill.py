@@ -1,14 +1,13 @@
 """kill -9 in the middle of indexing: the second run keeps what was committed, finishes, and equals an undisturbed one."""
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 
 import forked
 import numpy as np
 from embeddings import write_corpus, write_embeddings
+from killing import kill_once_committed
 
 from raydense.retrieval.index import index
 from raydense.retrieval.settings import IndexSettings
@@ -33,10 +32,7 @@ def kill_when_half_done(settings: dict[str, object], files: int, environment: di
     """Start the job, watch the commits, and kill -9 its driver, with which its tasks end, once `files` are there."""
     job = forked.Popen([sys.executable, "-c", _JOB, json.dumps(settings)], env=environment)
     folder = Path(str(settings["output"]))
-    while len(commits(folder)) < files:
-        assert job.poll() is None, "finished before it could be killed"
-    os.kill(job.pid, signal.SIGKILL)
-    job.wait()
+    kill_once_committed(job, folder / ".work" / "commits", "*.json", files)
     return commits(folder)
 
 
