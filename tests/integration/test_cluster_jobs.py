@@ -55,7 +55,7 @@ def dashboard(environment):
 
 def _wait_for(port, process):
     """Until something listens, or the process has ended, which it should not."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         try:
             return socket.create_connection(("127.0.0.1", port)).close()
@@ -68,7 +68,7 @@ def _wait_for(port, process):
 @pytest.fixture(scope="module")
 def submit(dashboard, environment):
     """A function that submits a job by `ray job submit`, waits for its end, and gives back what it printed."""
-    ready = time.monotonic() + 90  # until the cluster and its agent are up, Ray asks to try again later
+    ready = time.monotonic() + 240  # until the cluster and its agent are up, Ray asks to try again later
     early = ("No available agent", "Failed to connect", "ConnectionError", "Connection refused")
 
     def call(*job):
@@ -206,12 +206,12 @@ def test_submit_follows_attaches_and_gives_the_exit_code_back(dashboard, environ
         for process in both:
             _read_to(process.stderr, f"Running entrypoint for job {name}")
         both[0].send_signal(signal.SIGINT)
-        _, printed = both[0].communicate(timeout=60)
+        _, printed = both[0].communicate(timeout=240)
         assert both[0].returncode == 130
         assert f"{name} continues" in printed
         assert json.loads(_call(environment, "status", name, "--json", *where)[1])["status"] == "RUNNING"
         assert _call(environment, "stop", name, *where)[1].startswith(f"{name}  stopped after ")
-        _, printed = both[1].communicate(timeout=60)
+        _, printed = both[1].communicate(timeout=240)
         assert both[1].returncode == 1
         assert f"{name}: stopped after " in printed
     finally:
