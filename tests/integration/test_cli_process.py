@@ -78,7 +78,7 @@ def test_work_goes_on_where_nobody_reads_its_progress() -> None:
         "import os; from raydense.runtime.progress import Progress, say; reads, writes = os.pipe(); os.dup2(writes, 2); os.close(reads);"
         "say('one'); say('two'); Progress('encode', 2, 'passages').clear(); os.write(2, b'what a library prints'); print('done')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
@@ -95,5 +95,5 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
         "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); import raydense.cli as cli;"
         "cli.app.main = lambda *_, **__: (os.kill(os.getpid(), signal.SIGHUP), print('went on')); cli.main(['doctor'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "went on\n")

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from killing import kill_once_committed
@@ -125,7 +126,7 @@ def test_killed_and_run_again_it_is_the_same(
     asked, tmp_path: Path, joining: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     folder, output = asked[0], tmp_path / "killed"
-    driver = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), str(output), str(BLOCK)], env=joining, stderr=subprocess.DEVNULL)
+    driver = forked.Popen([sys.executable, "-c", KILLED, str(folder), str(output), str(BLOCK)], env=joining, stderr=subprocess.DEVNULL)
     kill_once_committed(driver, output / ".work", "questions-*.parquet.sha256", 3)
     with pytest.raises(InputError, match="unfinished"):
         Artifact.open(output)

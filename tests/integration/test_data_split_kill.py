@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pyarrow as pa
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_killed_split_run_again_equals_an_undisturbed_one(tmp_path: Path, monk
     writer.add(pa.table({"passage_id": ids, "title": [""] * DOCUMENTS, "text": [f"{i} and some more words of it " * 5 for i in ids]}))
     corpus = str(writer.finish().path)
     output = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", SPLIT, corpus, str(output)], stderr=subprocess.DEVNULL)
+    process = forked.Popen([sys.executable, "-c", SPLIT, corpus, str(output)], stderr=subprocess.DEVNULL)
     commits = output / ".work" / "commits"
     while process.poll() is None and (not commits.is_dir() or len(list(commits.glob("*.json"))) < 3):
         time.sleep(0.005)

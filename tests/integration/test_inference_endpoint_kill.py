@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked
 from chat_server import ChatServer, chat_server
 
 from raydense.data.generated import Generated
@@ -64,11 +65,11 @@ def test_a_killed_run_asks_only_for_what_is_missing(tmp_path: Path) -> None:
         before = len(server.asked)
         server.gate = None
         gate.release(PASSAGES)
-        done = subprocess.run(command(tmp_path, "killed", server), env=environment, capture_output=True, text=True)
+        done = forked.run(command(tmp_path, "killed", server), env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert len(server.asked) - before == PASSAGES - ANSWERED
         assert f"continues after {ANSWERED} of {PASSAGES} passages" in done.stderr
-        whole = subprocess.run(command(tmp_path, "whole", server), env=environment, capture_output=True, text=True)
+        whole = forked.run(command(tmp_path, "whole", server), env=environment, capture_output=True, text=True)
         assert whole.returncode == 0, whole.stderr
     killed = Artifact.open(tmp_path / "killed")
     assert file_bytes(tmp_path / "killed") == file_bytes(tmp_path / "whole")
@@ -84,7 +85,7 @@ def test_ctrl_c_ends_at_once_with_one_line_and_keeps_the_replies(tmp_path: Path)
     with chat_server(answer, gate=gate) as server:
         with open(tmp_path / "printed", "wb") as printed:
             words = command(tmp_path, "stopped", server)
-            driver = subprocess.Popen(words, stdout=printed, stderr=printed)
+            driver = forked.Popen(words, stdout=printed, stderr=printed)
         try:
             end = time.monotonic() + 300
             while kept(tmp_path / "stopped") < ANSWERED or len(server.asked) < ANSWERED + 4:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -65,7 +66,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_a_killed_mine_continues_and_equals_an_undisturbed_one(world: Path):
     output = world / "killed"
-    process = subprocess.Popen([sys.executable, "-c", MINE, str(world), str(output)], stderr=subprocess.DEVNULL)
+    process = forked.Popen([sys.executable, "-c", MINE, str(world), str(output)], stderr=subprocess.DEVNULL)
     commits = output / ".work" / "commits"
     while process.poll() is None and (not commits.is_dir() or len(list(commits.glob("*.json"))) < 2):
         time.sleep(0.002)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 from raydense.errors import InputError
@@ -88,7 +89,7 @@ def test_import_killed_anywhere_gives_the_same_data_set(tmp_path: Path) -> None:
     )
 
     def run(output: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", script, str(source), str(tmp_path / output)], stderr=subprocess.DEVNULL)
+        return forked.Popen([sys.executable, "-c", script, str(source), str(tmp_path / output)], stderr=subprocess.DEVNULL)
 
     process = run("killed")
     first, deadline = tmp_path / "killed" / "corpus" / "corpus-00003.arrow", time.monotonic() + 120
