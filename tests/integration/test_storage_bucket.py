@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -108,6 +108,16 @@ def _corpus(place: str | Path, rows: int = 7) -> Artifact:
 
 def _commit(draft: Draft, name: str) -> None:
     draft.commit(name, lambda path: path.write_text(f"content of {name}"), 1)
+
+
+WRITER = """
+import sys, threading
+from raydense.storage import Draft
+
+draft = Draft.open(sys.argv[1], "report", {"x": 1})
+draft.commit("a.txt", lambda path: path.write_text("content of a.txt"), 1)
+threading.Event().wait()
+"""
 
 
 def test_names(tmp_path: Path) -> None:
@@ -206,7 +216,7 @@ def test_processes_that_want_the_same_file_share_it(store: str, port: int, tmp_p
     reader = (
         "import sys; from raydense.data.store import PassageStore; s = PassageStore(sys.argv[1]); print(len(s.passages(range(len(s)))))"
     )
-    started = [subprocess.Popen([sys.executable, "-c", reader, f"{store}/corpus"], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    started = [forked.Popen([sys.executable, "-c", reader, f"{store}/corpus"], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=240)[0].strip() for process in started] == ["7", "7"]
     groups = list((tmp_path / "b" / "files").iterdir())
     assert [path.name for path in groups] == [whole.fingerprint]
@@ -382,12 +392,11 @@ def test_an_output_that_was_deleted_starts_again(store: str) -> None:
 
 
 def test_only_one_writes(store: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = multiprocessing.get_context("spawn").Process(target=_write_until_killed, args=(f"{store}/out",))
-    writer.start()
+    writer = forked.Popen([sys.executable, "-c", WRITER, f"{store}/out"])
     try:
         end = time.monotonic() + 240
         while not Place.of(f"{store}/out/a.txt").exists():
-            assert writer.is_alive()
+            assert writer.poll() is None
             assert time.monotonic() < end
             time.sleep(0.02)
         for machine in ("a", "b"):
@@ -396,13 +405,8 @@ def test_only_one_writes(store: str, port: int, tmp_path: Path, monkeypatch: pyt
                 Draft.open(f"{store}/out", "report", {"x": 1})
     finally:
         writer.kill()
-        writer.join()
+        writer.wait()
     assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
-
-
-def _write_until_killed(uri: str) -> None:
-    _commit(Draft.open(uri, "report", {"x": 1}), "a.txt")
-    threading.Event().wait()
 
 
 def test_a_writer_of_another_host_is_waited_for_by_the_clock_of_the_bucket(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
