@@ -58,19 +58,19 @@ def check_vectors(vectors: str, queries: str, index: Artifact) -> None:
 
 
 def encoded_blocks(
-    settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int], pool: SearchPool
+    settings: SearchSettings, queries: pa.Table, index: Artifact, starts: list[int], pools: list[SearchPool]
 ) -> Generator[Block, None, None]:
     """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts` (rising), as they are encoded.
 
     Queries are encoded in the parts of `encode --queries`, whatever the blocks of the search, so the vectors are the same.
-    They are encoded on the CPU with `background`, or if the `pool` that they are for leaves no GPU.
+    They are encoded on the CPU with `background`, or if the `pools` of the search leave no GPU.
     """
     total, parts = len(queries), range(0, len(queries), QUERIES_A_FILE)
     ranges = [(at, min(at + settings.block, total)) for at in starts]
     needed = [p for p in parts if any(at < p + QUERIES_A_FILE and p < stop for at, stop in ranges)]
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
-    on_cpu = settings.background or (pool.plan.gpu and leaves_no_gpu(pool))
+    on_cpu = settings.background or any(leaves_no_gpu(pool) for pool in pools if pool.plan.gpu)
     vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu)
     return _recut(zip(needed, vectors, strict=True), ranges)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,10 +183,13 @@ def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, querie
     k, own = settings.k + settings.drop_identical, _judged_own(settings)
     depths = _depths(settings, fusion)
     with ExitStack() as open_, Progress("search", len(queries), "queries", _done(queries, starts, block)) as progress:
-        answers = []
-        for pool, index, depth in zip(_pools(settings, asked, open_), asked.indexes, depths, strict=True):
-            stream = open_.enter_context(closing(_blocks(draft, settings, index, queries, positions, starts, pool)))
-            answers.append(pool.search_blocks(stream, depth))
+        pools = _pools(settings, asked, open_)
+
+        def blocks(index: Artifact) -> Iterator[Queries]:
+            return open_.enter_context(closing(_blocks(draft, settings, index, queries, positions, starts, pools)))
+
+        streams = _shared(asked.indexes, blocks)
+        answers = [pool.search_blocks(stream, depth) for pool, stream, depth in zip(pools, streams, depths, strict=True)]
         for at, found in zip(starts, zip(*answers, strict=True), strict=True):
             hits = [of_index for _, of_index in found]
             scores, rows = fusion.fused(hits, ids.take, k) if fusion else hits[0]
@@ -194,6 +198,14 @@ def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, querie
                 table = without_identical(table, own, settings.k)
             commit_table(draft, _run_file(at // block), table, **_rounding(asked.indexes))
             progress.add(len(rows))
+
+
+def _shared(indexes: list[Artifact], blocks: Callable[[Artifact], Iterator[Queries]]) -> list[Iterator[Queries]]:
+    """The `blocks` of queries of each index; those of one dimension share theirs: two encodings on one GPU would wait for each other."""
+    dimensions = [index.summary.get("dimension") for index in indexes]
+    first = dict(zip(reversed(dimensions), reversed(indexes), strict=True))
+    shared = {dimension: iter(tee(blocks(index), dimensions.count(dimension))) for dimension, index in first.items()}
+    return [next(shared[dimension]) for dimension in dimensions]
 
 
 def _pools(settings: SearchSettings, asked: _Asked, open_: ExitStack) -> list[SearchPool]:
@@ -218,7 +230,7 @@ def _done(queries: pa.Table, starts: list[int], block: int) -> int:
 
 
 def _blocks(
-    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pool: SearchPool
+    draft: Draft, settings: SearchSettings, index: Artifact, queries: pa.Table, positions: Rows, starts: list[int], pools: list[SearchPool]
 ) -> Generator[Queries, None, None]:
     """The queries of the blocks that begin at `starts`, in the index's format: vectors, or texts for BM25."""
     if _without_model(settings, index) or not (settings.vectors or settings.model):
@@ -226,7 +238,7 @@ def _blocks(
     if settings.vectors:
         given = Vectors(settings.vectors, "queries", draft.made_from["inputs"]["vectors"])
         return (given.take(positions[at : at + settings.block]) for at in starts)
-    return encoded_blocks(settings, queries, index, starts, pool)
+    return encoded_blocks(settings, queries, index, starts, pools)
 
 
 def _run_file(number: int) -> str:

@@ -18,7 +18,7 @@ from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.evaluation.fuse import fuse
 from raydense.evaluation.settings import FuseSettings
-from raydense.inference.query_encoder import query_encoder
+from raydense.inference.query_encoder import encode_blocks, query_encoder
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.index import index
@@ -101,6 +101,24 @@ def test_weights_and_depth_of_a_fused_run_and_queries_encoded_here(world: World)
     again = world.search("again", **asked, fuse=str(found.path))
     assert file_bytes(again.path) == file_bytes(found.path)
     assert Fusion.of(str(found.path), ["words", "dense"]).rule.weights == [0.4, 0.6]
+
+
+def test_indexes_of_one_model_are_asked_by_one_encoding(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would hold the GPU, or the cores, while it waits for the other; the hits are those of the runs of each."""
+    opened: list[str] = []
+
+    def counted(stage: str, *given: Any) -> Any:
+        opened.append(stage)
+        return encode_blocks(stage, *given)
+
+    monkeypatch.setattr("raydense.retrieval.query_vectors.encode_blocks", counted)
+    halves = index(IndexSettings(kind="faiss", factory="SQfp16", embeddings=str(world.root / "vectors"), output=str(world.root / "halves")))
+    asked, indexes = {"model": str(world.root / "model"), "k": 100}, {"dense": world.dense, "halves": halves}
+    runs = [f"{name}={world.search(f'{name}-encoded', index=str(one.path), **asked).path}" for name, one in indexes.items()]
+    opened.clear()
+    found = world.search("dense-and-halves", index=[str(one.path) for one in indexes.values()], **asked, block=13)
+    assert opened == ["search"]
+    assert hits_of(found) == hits_of(fuse(FuseSettings.read({"run": runs, "k": 100, "output": str(world.root / "fused-halves")})))
 
 
 def test_running_pools_give_the_same_run_which_needs_them_no_longer(world: World) -> None:

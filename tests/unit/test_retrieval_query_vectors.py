@@ -42,7 +42,7 @@ def test_blocks_are_the_rows_that_they_begin_at(index: Artifact, block: int, mon
     all_starts = list(range(0, TOTAL, block))
     for starts in (all_starts, all_starts[1::2], all_starts[-1:]):
         encoded.clear()
-        found = list(query_vectors.encoded_blocks(settings, queries, index, starts, POOL)) if starts else []
+        found = list(query_vectors.encoded_blocks(settings, queries, index, starts, [POOL])) if starts else []
         wanted = [list(range(at, min(at + block, TOTAL))) for at in starts]
         assert [vectors[:, 0].astype(int).tolist() for vectors in found] == wanted
         assert encoded == sorted({row // PART for rows in wanted for row in rows}), "no other part is encoded"
@@ -72,5 +72,5 @@ def test_queries_are_encoded_on_the_cpu_where_the_pool_leaves_no_gpu(
     monkeypatch.setattr(ray, "wait", lambda refs, num_returns: (refs, []))
     monkeypatch.setattr(query_vectors, "free_by_node", lambda: {str(node): {"GPU": gpus} for node, gpus in enumerate(free)})
     settings = SearchSettings(index="i", queries="q", model="m", output="o", **given)
-    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0], pool)
+    query_vectors.encoded_blocks(settings, pa.table({"text": ["a"]}), index, [0], [POOL, pool])
     assert asked == [on_cpu]
