@@ -10,8 +10,6 @@ import shutil
 
 import numpy as np
 
-from raydense.data.generated import Generated
-from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.inference.arrivals import arriving
 from raydense.retrieval.bm25_counts import PART_BYTES, Inputs, Part, count, parts_of, sampled_pairs
@@ -50,7 +48,8 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     uncounted = [part for part in parts if draft.kept(part.words) is None or draft.kept(part.counts) is None]
     with Progress("index: words", len(store), "passages", len(store) - sum(part.rows for part in uncounted)) as progress:
         calls = [(draft, inputs, words, part) for part in uncounted]
-        reported = run_tasks("index", count, calls, settings.concurrency, _counting_memory(store, generated))
+        text = PART_BYTES if generated else sum(file.bytes for file in store.artifact.files)
+        reported = run_tasks("index", count, calls, settings.concurrency, counting_bytes(text))
         for rows in arriving(draft, [part.counts for part in uncounted], reported):
             progress.add(rows)
     merge_vocabularies(draft, parts, len(store))
@@ -80,9 +79,8 @@ def _score_shards(draft: Draft, settings: IndexSettings, parts: list[Part], rang
             progress.add(scored)
 
 
-def _counting_memory(store: PassageStore, generated: Generated | None) -> int:
-    """What a task of pass 1 takes, by the text of its part."""
-    text = sum(file.bytes for file in store.artifact.files) if generated is None else PART_BYTES
+def counting_bytes(text: int) -> int:
+    """What a task of pass 1 takes, by the bytes of all text."""
     return _PROCESS + 20 * min(text, PART_BYTES)
 
 

@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.errors import InputError
+from raydense.forecast import Holds
 from raydense.retrieval import bm25_build, bm25_counts, bm25_scores, bm25_vocabulary
 from raydense.retrieval.bm25_counts import Inputs, Part, count, parts_of
 from raydense.retrieval.bm25_scores import Weighting, score, shard_file, word_ranges
 from raydense.retrieval.bm25_vocabulary import merge_vocabularies
+from raydense.retrieval.kinds.bm25 import Kind
 from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.words import Words
 from raydense.storage import Draft, provenance
@@ -211,3 +213,9 @@ def test_a_second_run_counts_only_the_parts_that_a_stopped_one_left(tmp_path: Pa
     assert sum(each.startswith("score") for each in begun) == 2
     assert not (tmp_path / "index" / ".work").exists()
     assert made.rows == 30
+
+
+@pytest.mark.parametrize(("passages", "counted"), [(1_000, 350_000), (10**7, 32 * 2**20)])
+def test_the_plan_has_the_memory_of_a_task_which_counts_a_part_of_the_texts(passages: int, counted: int) -> None:
+    asked = IndexSettings(kind="bm25", corpus="c", shards=4, output="i")
+    assert Kind.forecast(asked, Holds(passages, each=350.0)).memory == 320 * 2**20 + 20 * counted

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydense.errors import InputError
-from raydense.forecast import PROCESS_BYTES, Forecast, Holds
+from raydense.forecast import Forecast, Holds
 from raydense.retrieval.batching import Parts
 from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
 from raydense.retrieval.kind import IndexKind
@@ -21,8 +21,6 @@ from raydense.storage import Artifact, Draft
 if TYPE_CHECKING:
     from raydense.retrieval.merge import Rows
     from raydense.retrieval.words import Words
-
-_PART_BYTES = 32 * 2**20  # of text, which one task counts
 
 
 class Kind(IndexKind):
@@ -46,11 +44,14 @@ class Kind(IndexKind):
     @staticmethod
     def forecast(settings: IndexSettings, read: Holds) -> Forecast:
         """The time grows with the characters."""
+        from raydense.retrieval.bm25_build import counting_bytes  # only here: importing Ray and a stemmer takes a second
+        from raydense.retrieval.bm25_counts import PART_BYTES
+
         characters = read.rows * read.each
         shards = settings.shards or shards_begun(settings) or shards_of_bytes(round(characters))
         made = Holds(read.rows, read.word, bytes=0.6 * characters, files=shards)
-        memory = min(4e9, 20 * characters) + PROCESS_BYTES
-        needs, tasks = f"{read} passages to count words of", -(-round(characters) // _PART_BYTES)
+        needs, tasks = f"{read} passages to count words of", -(-round(characters) // PART_BYTES)
+        memory = counting_bytes(round(characters))
         return Forecast(needs, {settings.output: made}, "index bm25", {"characters": characters}, memory, tasks=tasks)
 
     @property
