@@ -12,8 +12,8 @@ from pathlib import Path
 import ray
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_fill import MOST_ROWS, has_work_for_threads
-from raydense.retrieval.faiss_size import IndexSize, has_lists, index_of, least_trained, size_of
+from raydense.retrieval.faiss_fill import MOST_ROWS
+from raydense.retrieval.faiss_size import IndexFacts, facts_of, size_of
 from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
 from raydense.retrieval.nprobe import DEPTH, QUERIES
 from raydense.retrieval.settings import IndexSettings
@@ -35,7 +35,7 @@ _RELEASE_S = 3.0  # until what has ended gives its cores back, and its memory wi
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What an index of `rows` vectors needs: `shards` [start, stop) rows of each, `size` of its files, and tasks of some threads.
+    """What an index of `rows` vectors needs: `ranges` [start, stop) of the rows of each shard, and tasks of some threads.
 
     `sample` of its vectors train it. `group` is what the names of its settings begin with, as "refresh." where another stage makes the index.
     """
@@ -43,7 +43,7 @@ class BuildPlan:
     factory: str
     dimension: int
     ranges: list[tuple[int, int]]
-    size: IndexSize
+    facts: IndexFacts
     threads: int = 1
     group: str = ""
     sample: int = 0
@@ -60,7 +60,7 @@ class BuildPlan:
     @property
     def file_bytes(self) -> list[int]:
         """The bytes of each shard's file, and of the memory that searches it."""
-        return [self.size.of(stop - start) for start, stop in self.ranges]
+        return [self.facts.size.of(stop - start) for start, stop in self.ranges]
 
     @property
     def task_bytes(self) -> int:
@@ -71,14 +71,14 @@ class BuildPlan:
     @property
     def train_bytes(self) -> int:
         """The memory of the task that trains the index: the sample, FAISS's copies of it, what is learnt, and the process."""
-        if not self.sample or index_of(self.factory, self.dimension).is_trained:
+        if not self.sample or self.facts.trained:
             return 0
-        return _TRAINED * min(self.sample, self.rows) * self.dimension * 4 + self.size.fixed + PROCESS_BYTES
+        return _TRAINED * min(self.sample, self.rows) * self.dimension * 4 + self.facts.size.fixed + PROCESS_BYTES
 
     @property
     def nprobe_bytes(self) -> int:
         """The memory of a task that helps to choose nprobe: the shard's file, or a block of vectors; those of the answers, and the process."""
-        if not has_lists(self.factory, self.dimension):
+        if not self.facts.lists:
             return 0
         blocks, answers = 6 * min(BLOCK_ROWS, self.largest), 8 * min(QUERIES * DEPTH, self.rows)
         return max(*self.file_bytes, blocks * self.dimension) + answers * self.dimension + PROCESS_BYTES
@@ -96,12 +96,12 @@ class BuildPlan:
 
 def plan_build(factory: str, dimension: int, rows: int, shards: int, group: str = "", sample: int = 0) -> BuildPlan:
     """The plan of an index, by tasks of one thread; InputError on a factory string that FAISS does not know."""
-    return BuildPlan(factory, dimension, shard_ranges(rows, shards), size_of(factory, dimension), 1, group, sample)
+    return BuildPlan(factory, dimension, shard_ranges(rows, shards), facts_of(factory, dimension), 1, group, sample)
 
 
 def with_threads(plan: BuildPlan, settings: IndexSettings, tasks: int) -> BuildPlan:
     """The plan for `tasks` that are left to fill shards, with the threads of each."""
-    if settings.background or not has_work_for_threads(index_of(plan.factory, plan.dimension)):
+    if settings.background or not plan.facts.parallel:
         return plan
     return replace(plan, threads=threads_each(tasks, settings.concurrency, lambda threads: replace(plan, threads=threads).task_bytes))
 
@@ -155,7 +155,7 @@ def check_shards(shards: int, rows: int) -> None:
 
 def check_training(plan: BuildPlan, sample: int) -> None:
     """InputError if `sample` vectors, or all if they are fewer, do not train the index."""
-    drawn, least = min(sample, plan.rows), least_trained(index_of(plan.factory, plan.dimension))
+    drawn, least = min(sample, plan.rows), plan.facts.least
     if drawn < least:
         larger = "a larger train_sample, " if sample < plan.rows and not plan.group else ""
         what = f"{drawn:,} vectors do not train {plan.factory!r}, which needs {least:,}"
@@ -244,6 +244,6 @@ def _smaller(plan: BuildPlan, nodes: list[int] | None = None, disk: int = 0) -> 
         each = size_of(lists + codes, plan.dimension)
         other = plan_build(lists + codes, plan.dimension, plan.rows, max(len(plan.ranges), shards_for(each.vector, plan.rows)))
         fits = sum(other.file_bytes) <= disk if nodes is None else _fills(other, nodes) and _searchable(other, nodes)
-        if fits and each.vector < plan.size.vector:
+        if fits and each.vector < plan.facts.size.vector:
             found.append(f"{lists}{codes} ({size(sum(other.file_bytes))})")
     return f"--{plan.group}factory {', '.join(found[:3])}" if found else "more or larger machines"

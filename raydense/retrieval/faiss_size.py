@@ -1,13 +1,14 @@
-"""The size of a FAISS index before it is made: bytes per vector and in each shard, from an untrained index of its factory string."""
+"""What is known of a FAISS index before it is made: its size, what trains it, its lists; from an untrained index of its factory string."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.retrieval.faiss_fill import links
+from raydense.retrieval.faiss_fill import has_work_for_threads, links
 from raydense.retrieval.faiss_library import faiss
 
 _ID, _NODE = 8, 12  # the id of an entry of an inverted list; offset and level of a vector in a graph
@@ -27,6 +28,28 @@ class IndexSize:
 
     def __add__(self, other: IndexSize) -> IndexSize:
         return IndexSize(self.vector + other.vector, self.fixed + other.fixed)
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """Its size, within a few percent of its files; whether it needs no training, and otherwise how many vectors at least.
+
+    And whether it has inverted lists, and several threads fill it in less time than one.
+    """
+
+    size: IndexSize
+    trained: bool
+    least: int
+    lists: bool
+    parallel: bool
+
+
+@lru_cache(maxsize=64)
+def facts_of(factory: str, dimension: int) -> IndexFacts:
+    """The facts of an index of `factory`, which is made once: one of many lists takes a second. InputError as `index_of`."""
+    index = index_of(factory, dimension)
+    lists = faiss.try_extract_index_ivf(index) is not None
+    return IndexFacts(_size(index), index.is_trained, least_trained(index), lists, has_work_for_threads(index))
 
 
 def index_of(factory: str, dimension: int) -> Any:
@@ -56,19 +79,14 @@ def _inner(owner: Any) -> Any:
     return _inner(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
-def has_lists(factory: str, dimension: int) -> bool:
-    """Whether an index of `factory` has inverted lists."""
-    return faiss.try_extract_index_ivf(index_of(factory, dimension)) is not None
-
-
 def reason(error: RuntimeError) -> str:
     """What FAISS reports, without the place in its source."""
     return str(error).partition(".cpp:")[2].partition(": ")[2] or str(error)
 
 
 def size_of(factory: str, dimension: int) -> IndexSize:
-    """The size of an index of `factory`, within a few percent of its files; InputError as `index_of`."""
-    return _size(index_of(factory, dimension))
+    """The size of an index of `factory`. InputError as `index_of`."""
+    return facts_of(factory, dimension).size
 
 
 def least_trained(owner: Any) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_shard import open_index, set_search_params
-from raydense.retrieval.faiss_size import has_lists
+from raydense.retrieval.faiss_size import facts_of
 from raydense.retrieval.faiss_speed import blas_preferred
 from raydense.retrieval.list_scan import search_of
 from raydense.retrieval.merge import Hits, Rows, merge_hits
@@ -60,7 +60,7 @@ def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vector
     `empty` is the name of the trained index without vectors; each task reserves `memory` bytes. The same vectors, seed and index give
     the same, whatever the workers.
     """
-    lists = has_lists(settings.factory, vectors.dimension)
+    lists = facts_of(settings.factory, vectors.dimension).lists
     if not lists and "recall" in settings.given_keys():
         say(f"index: recall has no effect: {settings.factory} has no inverted lists")
     if not settings.recall or not lists or vectors.rows < 2:

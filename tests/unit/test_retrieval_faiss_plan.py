@@ -10,9 +10,9 @@ import pytest
 
 from raydense.errors import InputError
 from raydense.forecast import Holds
-from raydense.retrieval import faiss_build, faiss_plan
-from raydense.retrieval.faiss_plan import check_build, plan_build, threads_each, training_threads, with_threads
-from raydense.retrieval.faiss_size import index_of
+from raydense.retrieval import faiss_build, faiss_plan, faiss_size
+from raydense.retrieval.faiss_plan import check_build, check_training, plan_build, threads_each, training_threads, with_threads
+from raydense.retrieval.faiss_size import facts_of, index_of
 from raydense.retrieval.forecasts import vectors_forecast
 from raydense.retrieval.settings import IndexSettings
 from raydense.storage import Draft
@@ -82,13 +82,18 @@ def test_a_small_index_is_made_on_a_machine_of_many_cores(factory: str, monkeypa
     assert with_threads(one, settings.replaced({"background": True}), 1) == one
 
 
-def test_an_index_is_not_made_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_makes_an_index_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of many lists one takes half a second."""
     put_nodes(monkeypatch, [64, 64])
-    plan, made = plan_build("IVF64,SQ8", 768, 1_000_000, 1, sample=10_000), []
-    monkeypatch.setattr(faiss_plan, "index_of", lambda *of: made.append(of) or index_of(*of))
-    assert training_threads(plan, IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"))) == 64
-    assert len(made) == 1
+    made: list[tuple[str, int]] = []
+    monkeypatch.setattr(faiss_size, "index_of", lambda *of: made.append(of) or index_of(*of))
+    facts_of.cache_clear()
+    settings = IndexSettings(kind="faiss", embeddings="v", output=str(tmp_path / "i"))
+    plan = plan_build("IVF64,SQ8", 768, 1_000_000, 1, sample=10_000)
+    check_training(plan, 10_000)
+    assert training_threads(plan, settings) == 64
+    assert with_threads(plan, settings, 1).largest_task >= plan.nprobe_bytes
+    assert made == [("IVF64,SQ8", 768)]
 
 
 def test_the_memory_of_a_task_is_asked_once_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
