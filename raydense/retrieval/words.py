@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +33,7 @@ _ASCII = bytes(byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") el
 _END, _BETWEEN = b"\xff", b" \xff "  # no byte of UTF-8
 _SIGMA = "Σ".encode()
 _MAY_BE_CJK = re.compile(rb"[\xe3-\xed\xef\xf0]")  # how these characters begin in UTF-8
+_FEW = 32  # words of a query: for so few, Arrow's calls take longer than Python's
 _NO_WORD, _TEXT_ENDS, _SEVERAL = -1, -2, -3
 
 
@@ -182,17 +185,26 @@ def _paired(chars: NDArray[np.uint32], paired: NDArray[np.bool_]) -> NDArray[np.
 def positions(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int32]:
     """The position of each word in a sorted vocabulary, int32 [n]; -1 if it is absent.
 
-    A binary search for all words at once: `index_in` would hash the whole vocabulary at each call.
+    A binary search, for many words at once: `index_in` would hash the whole vocabulary at each call.
     """
     if not len(vocabulary):
         return np.full(len(words), -1, np.int32)
+    low = _places(words, vocabulary)
+    there = pc.equal(_taken(vocabulary, low), words).to_numpy(zero_copy_only=False)
+    return np.where(there, low, -1).astype(np.int32)
+
+
+def _places(words: pa.Array, vocabulary: pa.Array) -> NDArray[np.int64]:
+    """Where each word is in the vocabulary, or would be."""
+    if len(words) < _FEW:
+        of_one = partial(bisect_left, range(len(vocabulary)), key=lambda at: vocabulary[at].as_py())
+        return np.array([of_one(word) for word in words.to_pylist()], np.int64)
     low, high = np.zeros(len(words), np.int64), np.full(len(words), len(vocabulary), np.int64)
     while (open_ := low < high).any():
         middle = (low + high) // 2
         after = pc.less(_taken(vocabulary, middle), words).to_numpy(zero_copy_only=False) & open_
         low, high = np.where(after, middle + 1, low), np.where(after, high, middle)
-    there = pc.equal(_taken(vocabulary, low), words).to_numpy(zero_copy_only=False)
-    return np.where(there, low, -1).astype(np.int32)
+    return low
 
 
 def _taken(vocabulary: pa.Array, at: NDArray[np.int64]) -> pa.Array:
