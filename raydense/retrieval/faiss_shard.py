@@ -71,7 +71,7 @@ class FaissShard:
                 scores, rows = self._searched.search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
-        scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32)
+        scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32, copy=False)
         return scores, rows
 
     def _takes_gpu(self, queries: Scores, k: int) -> bool:
@@ -109,7 +109,7 @@ class FaissShard:
             vectors = faiss.swig_ptr(decoded)
         shape = queries.shape[1], len(queries), local.shape[1]
         faiss.fvec_inner_products_by_idx(faiss.swig_ptr(scores), faiss.swig_ptr(queries), vectors, faiss.swig_ptr(local), *shape)
-        return np.where(local >= 0, scores, -np.inf).astype(np.float32)
+        return np.where(local >= 0, scores, -np.inf).astype(np.float32, copy=False)
 
     def exact(self, queries: Scores, k: int, bound: Scores) -> Hits:
         """This shard's best k by score falling, then row rising, for queries [n, d] whose ties reach beyond the margin.

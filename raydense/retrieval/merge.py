@@ -29,7 +29,7 @@ def order_hits(scores: Scores, rows: Rows, k: int) -> Hits:
     width, step = min(k, scores.shape[1]), max(1, _AT_ONCE // max(1, scores.shape[1]))
     for at in range(0, len(scores), step):
         part = slice(at, at + step)
-        ordered, ordered_rows = _ordered(np.where(rows[part] >= 0, scores[part], -np.inf).astype(np.float32), rows[part])
+        ordered, ordered_rows = _ordered(np.where(rows[part] >= 0, scores[part], -np.inf).astype(np.float32, copy=False), rows[part])
         best[part, :width], best_rows[part, :width] = ordered[:, :width], ordered_rows[:, :width]
     return best, best_rows
 
@@ -112,7 +112,7 @@ def contenders(parts: list[Hits], complete: list[bool], k: int, bound: Scores) -
     [shards, n]: true if a shard's last hit is so close to the k-th score that rows it did not return may be among the best k.
     """
     rows = np.concatenate([p[1] for p in parts], axis=1)
-    scores = np.where(rows >= 0, np.concatenate([p[0] for p in parts], axis=1), -np.inf).astype(np.float32)
+    scores = np.where(rows >= 0, np.concatenate([p[0] for p in parts], axis=1), -np.inf).astype(np.float32, copy=False)
     found = scores.shape[1]
     kth = np.partition(scores, found - k, axis=1)[:, found - k] if found >= k else np.full(len(scores), -np.inf, np.float32)
     floor = kth - 2 * bound
