@@ -59,7 +59,7 @@ def made(rows: int, lists: int, asked: int, factory: str) -> tuple[Any, np.ndarr
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     queries = vectors[random.choice(rows, asked)] + 0.03 * random.standard_normal((asked, DIMENSION), dtype=np.float32)
     faiss.omp_set_num_threads(physical_cpus())
-    prefer_blas(faiss, DIMENSION)
+    prefer_blas(DIMENSION)
     index: Any = faiss.index_factory(DIMENSION, f"IVF{lists},{factory}", faiss.METRIC_INNER_PRODUCT)
     index.cp.niter = 4
     index.train(vectors[: TRAINED * lists])
@@ -72,7 +72,7 @@ def ways(index: Any, queries: np.ndarray) -> dict[str, Any]:
         faiss.omp_set_num_threads(physical_cpus())
         return index.search(queries, K)
 
-    return {"FAISS": by_faiss, "list by list": partial(ListScan(faiss, index, physical_cpus()).search, queries, K)}
+    return {"FAISS": by_faiss, "list by list": partial(ListScan(index, physical_cpus()).search, queries, K)}
 
 
 def small(work: Path) -> dict[str, Ratio]:

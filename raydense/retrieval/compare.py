@@ -117,7 +117,7 @@ def _answers(draft: Draft, indexed: Block, queries: Block, k: int) -> NDArray[np
 
     kept = draft.kept(_ANSWERS)
     if kept is None:
-        with blas_preferred(faiss, indexed.shape[1]):
+        with blas_preferred(indexed.shape[1]):
             answers = faiss.knn(queries, indexed, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
         draft.keep(_ANSWERS, lambda path: np.save(path, answers))
         return answers

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from raydense.errors import InputError
+from raydense.retrieval.faiss_gpu import to_gpu
+from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_size import index_of
 from raydense.retrieval.faiss_speed import Scan, blas_preferred, share_out
 from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
@@ -34,16 +36,13 @@ class FaissShard:
     """The vectors of rows start..start+ntotal-1; returns global rows."""
 
     def __init__(self, path: str, start: int, threads: int, search_params: str = "", empty: str | None = None) -> None:
-        from raydense.retrieval.faiss_library import faiss
-
-        self._faiss = faiss
         self._threads, self._pool = threads, ThreadPoolExecutor(threads)
         self.start = start
         self.index = open_index(Path(path), Path(empty) if empty else None)
         self.rows: int = self.index.ntotal
         exact = isinstance(self.index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
-        self._threads_apart = Scan(faiss, self.index, threads) if exact else None
-        self._searched: Any = self._threads_apart or search_of(faiss, self.index, threads)
+        self._threads_apart = Scan(self.index, threads) if exact else None
+        self._searched: Any = self._threads_apart or search_of(self.index, threads)
         if search_params:
             set_search_params(self.index, search_params)
         self._on_gpu: Any = None
@@ -51,8 +50,6 @@ class FaissShard:
 
     def load_on_gpu(self, factory: str, half: bool, temporary: int, search_params: str) -> None:
         """Search a copy on the GPU from now on, in float16 with `half`, where it takes the k; the CPU keeps scoring and settling."""
-        from raydense.retrieval.faiss_gpu import to_gpu
-
         self._on_gpu, self._half = to_gpu(self.index, factory, half, temporary, search_params), half
 
     def nearest(self, queries: Scores, k: int, rescored: bool = False) -> Hits:
@@ -62,12 +59,12 @@ class FaissShard:
         """
         k = min(k, self.rows)
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        self._faiss.omp_set_num_threads(self._threads)  # the setting is per thread, and an actor has several
+        faiss.omp_set_num_threads(self._threads)  # the setting is per thread, and an actor has several
         if self._takes_gpu(queries, k):
             with self._one_at_a_time:  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
                 scores, rows = self._on_gpu.search(queries, k)
         else:
-            with blas_preferred(self._faiss, self.index.d):
+            with blas_preferred(self.index.d):
                 scores, rows = self._searched.search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
@@ -84,7 +81,7 @@ class FaissShard:
         parts = shard_ranges(len(rows), max(1, min(self._threads, len(rows), rows.size * queries.shape[1] // _ALONE)))
 
         def rescore(number: int) -> None:
-            self._faiss.omp_set_num_threads(1)  # OpenMP's threads wait for the next work at full speed
+            faiss.omp_set_num_threads(1)  # OpenMP's threads wait for the next work at full speed
             start, stop = parts[number]
             step = max(1, _PAIRS // max(1, rows.shape[1]))
             for part in (slice(at, min(at + step, stop)) for at in range(start, stop, step)):
@@ -96,7 +93,6 @@ class FaissShard:
 
     def _score(self, queries: Scores, local: Rows) -> Scores:
         """One dot product per pair, so that a score depends only on its query and its vector; row -1 gives -inf."""
-        faiss = self._faiss
         queries, local = np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(local)
         scores = np.empty(local.shape, np.float32)
         if isinstance(self.index, faiss.IndexFlat):
@@ -108,7 +104,8 @@ class FaissShard:
             local[used] = np.arange(len(decoded))
             vectors = faiss.swig_ptr(decoded)
         shape = queries.shape[1], len(queries), local.shape[1]
-        faiss.fvec_inner_products_by_idx(faiss.swig_ptr(scores), faiss.swig_ptr(queries), vectors, faiss.swig_ptr(local), *shape)
+        library: Any = faiss  # whose stubs lack the function
+        library.fvec_inner_products_by_idx(faiss.swig_ptr(scores), faiss.swig_ptr(queries), vectors, faiss.swig_ptr(local), *shape)
         return np.where(local >= 0, scores, -np.inf).astype(np.float32, copy=False)
 
     def exact(self, queries: Scores, k: int, bound: Scores) -> Hits:
@@ -147,8 +144,6 @@ def open_index(path: Path, empty: Path | None = None) -> Any:
 
     `empty` is the same index without vectors; by default `empty.faiss` next to the file.
     """
-    from raydense.retrieval.faiss_library import faiss
-
     lists = faiss.try_extract_index_ivf(faiss.read_index(str(empty or path.with_name("empty.faiss"))))
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists is not None else faiss.IO_FLAG_MMAP_IFC)
 
@@ -162,8 +157,6 @@ def check_factory(factory: str, search_params: str, dimension: int) -> None:
 
 def set_search_params(index: Any, text: Any) -> None:
     """Set FAISS search parameters (`nprobe=32`, `efSearch=128`, several with commas); InputError if the index does not take them."""
-    from raydense.retrieval.faiss_library import faiss
-
     try:
         faiss.ParameterSpace().set_index_parameters(index, text)
     except RuntimeError as error:

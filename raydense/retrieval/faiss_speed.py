@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raydense.retrieval.faiss_library import COUNTS_NUMBERS, faiss
 from raydense.retrieval.merge import Hits, Rows, Scores, first_share, widened
 from raydense.runtime.tasks import shard_ranges
 
@@ -24,27 +25,25 @@ _LEAST_WORK = 2**21  # multiplications that are worth a thread, about 0.5 ms
 _settings, _preferring, _before = Lock(), 0, (0, 0)  # of FAISS in this process: the searches that changed them, and what they were
 
 
-def prefer_blas(faiss: Any, dimension: int) -> None:
+def prefer_blas(dimension: int) -> None:
     """Let FAISS search 3 and more queries by matrix products, and keep the best k in a reservoir.
 
     By default FAISS 1.15 takes one query after another up to 128,000 / dimension queries, which is 10 times slower for 100 of
     them; before 1.15 the threshold was a number of queries. Its other method for the best k, a heap, takes up to a tenth longer.
     """
-    from raydense.retrieval.faiss_library import COUNTS_NUMBERS  # only here: importing FAISS takes a while
-
     faiss.cvar.distance_compute_min_k_reservoir = 1
     faiss.cvar.distance_compute_blas_threshold = 3 * dimension if COUNTS_NUMBERS else 3
 
 
 @contextmanager
-def blas_preferred(faiss: Any, dimension: int) -> Iterator[None]:
+def blas_preferred(dimension: int) -> Iterator[None]:
     """As `prefer_blas`, for a while: what else the process does with FAISS must not find other settings. The last of several threads restores them."""
     global _preferring, _before
     with _settings:
         if not _preferring:
             _before = faiss.cvar.distance_compute_min_k_reservoir, faiss.cvar.distance_compute_blas_threshold
         _preferring += 1
-        prefer_blas(faiss, dimension)
+        prefer_blas(dimension)
     try:
         yield
     finally:
@@ -64,7 +63,7 @@ def share_out(pool: ThreadPoolExecutor, work: Callable[[int], Result], parts: in
         wait([begun for _, begun in others if not begun.cancel()])  # after an error none still writes where the next call will
 
 
-def best_of(faiss: Any, found: list[Hits], k: int) -> Hits:
+def best_of(found: list[Hits], k: int) -> Hits:
     """The best k of what several threads found, each [n, m], best first."""
     best = faiss.ResultHeap(len(found[0][0]), k, keep_max=True)
     for scores, rows in found:
@@ -85,8 +84,8 @@ class Scan:
     Vectors that are compressed are decoded in blocks, once for all queries of a call, where that is faster.
     """
 
-    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
-        self._faiss, self._index, self._threads = faiss, index, threads
+    def __init__(self, index: Any, threads: int) -> None:
+        self._index, self._threads = index, threads
         self._parts = next(parts for parts in (4, 3, 2, 1) if threads % parts == 0)  # more would take more memory: 20 MiB each
         self._pool = ThreadPoolExecutor(threads)
         self._one_at_a_time = Lock()
@@ -110,12 +109,12 @@ class Scan:
         ranges = shard_ranges(self._index.ntotal, max(1, min(most, work // _LEAST_WORK, self._index.ntotal // k)))
 
         def search(part: int) -> Hits:
-            self._faiss.omp_set_num_threads(self._threads // most)
+            faiss.omp_set_num_threads(self._threads // most)
             return way(queries, k, part, *ranges[part])
 
         with self._one_at_a_time if decoded else nullcontext():
             found = share_out(self._pool, search, len(ranges))
-        return found[0] if len(found) == 1 else best_of(self._faiss, found, k)
+        return found[0] if len(found) == 1 else best_of(found, k)
 
     def decoded(self, rows: Rows) -> Scores:
         """The vectors of a compressed index at `rows` [n]. FAISS's `reconstruct_batch` prepares anew for each of them: three times as slow."""
@@ -129,13 +128,14 @@ class Scan:
     def _coded(self, queries: Scores, k: int, _part: int, start: int, stop: int) -> Hits:
         """FAISS decodes each vector anew for each query, in registers."""
         whole = stop - start == self._index.ntotal
-        part_only = None if whole else self._faiss.SearchParameters(sel=self._faiss.IDSelectorRange(start, stop, True))
+        params: Any = faiss.SearchParameters  # whose arguments the stubs lack
+        part_only = None if whole else params(sel=faiss.IDSelectorRange(start, stop, True))
         hits: Hits = self._index.search(queries, k, params=part_only)
         return hits
 
     def _decoded(self, queries: Scores, k: int, part: int, start: int, stop: int) -> Hits:
         """Block by block. A later block is asked for fewer than k hits: each hit that is kept for a while costs time."""
-        best = self._faiss.ResultHeap(len(queries), k, keep_max=True)
+        best = faiss.ResultHeap(len(queries), k, keep_max=True)
         size = len(self._blocks[part])
         for number, at in enumerate(range(start, stop, size)):
             block = self._blocks[part][: stop - at]
@@ -151,5 +151,5 @@ class Scan:
         return best.D, best.I
 
     def _knn(self, queries: Scores, vectors: Scores, k: int) -> Hits:
-        hits: Hits = self._faiss.knn(queries, vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
+        hits: Hits = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
         return hits

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_speed import best_of, joined, share_out
 from raydense.retrieval.merge import Hits, Rows, Scores, no_hits, order_hits
 from raydense.runtime.tasks import shard_ranges
@@ -25,24 +26,24 @@ _FEW = 8  # queries that are transformed, or compared with the centroids, at onc
 _MANY = 64  # the same of a large block
 
 
-def search_of(faiss: Any, index: Any, threads: int) -> Any:
+def search_of(index: Any, threads: int) -> Any:
     """What searches an index fastest, and with the same bytes for any number of threads where FAISS leaves that to the caller."""
     if isinstance(index, faiss.IndexPreTransform):
-        return _Transformed(faiss, index, threads)
+        return _Transformed(index, threads)
     if isinstance(index, faiss.IndexRefine):
-        return _Refined(faiss, index, threads)
+        return _Refined(index, threads)
     lists = isinstance(index, faiss.IndexIVF) and not isinstance(index, faiss.IndexIVFFastScan | faiss.IndexIVFPQR)
-    return ListScan(faiss, index, threads) if lists and index.metric_type == faiss.METRIC_INNER_PRODUCT else index
+    return ListScan(index, threads) if lists and index.metric_type == faiss.METRIC_INNER_PRODUCT else index
 
 
 class _Transformed:
     """Searches what is behind transformations."""
 
-    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
-        self._faiss, self._index, self._threads = faiss, index, threads
+    def __init__(self, index: Any, threads: int) -> None:
+        self._index, self._threads = index, threads
         self._pool = ThreadPoolExecutor(threads)
         inner = faiss.downcast_index(index.index)
-        self._searched = _Flat(faiss, inner, threads) if isinstance(inner, faiss.IndexFlat) else search_of(faiss, inner, threads)
+        self._searched = _Flat(inner, threads) if isinstance(inner, faiss.IndexFlat) else search_of(inner, threads)
 
     def search(self, queries: Scores, k: int) -> Hits:
         """As `faiss.Index.search`."""
@@ -54,8 +55,8 @@ class _Transformed:
                 block = self._index.chain.at(step).apply(block)
             transformed[part] = block
 
-        _by_threads(self._faiss, self._pool, transform, _few_at_once(len(queries)))
-        self._faiss.omp_set_num_threads(self._threads)
+        _by_threads(self._pool, transform, _few_at_once(len(queries)))
+        faiss.omp_set_num_threads(self._threads)
         hits: Hits = self._searched.search(transformed, k)
         return hits
 
@@ -63,8 +64,8 @@ class _Transformed:
 class _Flat:
     """Searches vectors whose scores nobody computes again, part by part: FAISS's threads would cut the products by their number."""
 
-    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
-        self._faiss, self._index = faiss, index
+    def __init__(self, index: Any, threads: int) -> None:
+        self._index = index
         self._pool = ThreadPoolExecutor(threads)
         self._parts = shard_ranges(index.ntotal, max(1, min(_PARTS, index.ntotal // _ROWS)))
 
@@ -74,27 +75,27 @@ class _Flat:
         return joined([self._search(queries[part], k) for part in _slices(len(queries), step)])
 
     def _search(self, queries: Scores, k: int) -> Hits:
-        stored = self._faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self._index.d).reshape(-1, self._index.d)
+        stored = faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self._index.d).reshape(-1, self._index.d)
 
         def search(number: int) -> Hits:
-            self._faiss.omp_set_num_threads(1)
+            faiss.omp_set_num_threads(1)
             start, stop = self._parts[number]
-            scores, rows = self._faiss.knn(queries, stored[start:stop], min(k, stop - start), metric=self._faiss.METRIC_INNER_PRODUCT)
+            scores, rows = faiss.knn(queries, stored[start:stop], min(k, stop - start), metric=faiss.METRIC_INNER_PRODUCT)
             return scores, rows + start
 
         found = share_out(self._pool, search, len(self._parts))
-        return found[0] if len(found) == 1 else best_of(self._faiss, found, k)
+        return found[0] if len(found) == 1 else best_of(found, k)
 
 
 class _Refined:
     """Searches an index whose hits a second one scores again: first for some times k, so that a large k is asked for few queries at once."""
 
-    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
-        self._faiss, self._index, self._threads = faiss, index, threads
+    def __init__(self, index: Any, threads: int) -> None:
+        self._index, self._threads = index, threads
 
     def search(self, queries: Scores, k: int) -> Hits:
         """As `faiss.Index.search`."""
-        self._faiss.omp_set_num_threads(self._threads)
+        faiss.omp_set_num_threads(self._threads)
         step = max(_MANY, int(_HITS_BYTES // (_HIT_BYTES * k * self._index.k_factor)))
         return joined([self._index.search(queries[part], k) for part in _slices(len(queries), step)])
 
@@ -102,8 +103,8 @@ class _Refined:
 class ListScan:
     """Searches inverted lists by inner product: the hits of `faiss.Index.search`. The scores of `IVF…,Flat` and `IVF…,SQ…` are rounded otherwise."""
 
-    def __init__(self, faiss: Any, index: Any, threads: int) -> None:
-        self._faiss, self._index, self._threads = faiss, index, threads
+    def __init__(self, index: Any, threads: int) -> None:
+        self._index, self._threads = index, threads
         self._pool = ThreadPoolExecutor(threads)
         self._lists: Any = index.invlists
         self._sizes = np.array([self._lists.list_size(number) for number in range(index.nlist)])
@@ -117,7 +118,7 @@ class ListScan:
         nprobe = min(index.nprobe, index.nlist)
         coarse, lists = self._nearest_lists(queries, nprobe)
         if not self._decodes or len(queries) * nprobe < _QUERIES_A_LIST * index.nlist or index.max_codes:
-            self._faiss.omp_set_num_threads(self._threads)
+            faiss.omp_set_num_threads(self._threads)
             hits: Hits = index.search_preassigned(queries, k, lists, coarse)
             return hits
         share = min(k, max(_SHARE, -(-2 * k // nprobe)))
@@ -195,7 +196,7 @@ class ListScan:
 
     def _best_of_list(self, number: int, queries: Scores, k: int) -> Hits:
         """The best k of a list, or all of it; scores without those of its centroid."""
-        faiss, size = self._faiss, int(self._sizes[number])
+        size = int(self._sizes[number])
         ids = faiss.rev_swig_ptr(self._lists.get_ids(number), size)
         codes = faiss.rev_swig_ptr(self._lists.get_codes(number), size * self._index.code_size).reshape(size, -1)
         found = []
@@ -204,13 +205,13 @@ class ListScan:
             vectors = part.view(np.float32) if self._flat else self._index.sq.decode(part)
             scores, rows = faiss.knn(queries, vectors, min(k, len(part)), metric=faiss.METRIC_INNER_PRODUCT)
             found.append((scores, ids[at + rows]))
-        return found[0] if len(found) == 1 else best_of(faiss, found, min(k, size))
+        return found[0] if len(found) == 1 else best_of(found, min(k, size))
 
     def _share_out(self, work: Callable[[slice], None], parts: list[slice]) -> None:
-        _by_threads(self._faiss, self._pool, work, parts)
+        _by_threads(self._pool, work, parts)
 
 
-def _by_threads(faiss: Any, pool: ThreadPoolExecutor, work: Callable[[slice], None], parts: list[slice]) -> None:
+def _by_threads(pool: ThreadPoolExecutor, work: Callable[[slice], None], parts: list[slice]) -> None:
     """Each part by one thread of the pool, with one of OpenMP."""
 
     def one(number: int) -> None:

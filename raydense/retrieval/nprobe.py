@@ -123,7 +123,7 @@ def exact_hits(sample: Sample, shard: Shard) -> Hits:
     queries = vectors.take(sample.rows)
     best = faiss.ResultHeap(len(queries), sample.k + 1, keep_max=True)
     row = shard.start
-    with blas_preferred(faiss, vectors.dimension):
+    with blas_preferred(vectors.dimension):
         for stored in vectors.blocks(shard.start, shard.stop):
             block = np.ascontiguousarray(stored, dtype=np.float32)
             scores, rows = faiss.knn(queries, block, min(sample.k + 1, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -140,8 +140,8 @@ def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_pa
     index = open_index(path, draft.read(empty))
     set_search_params(index, search_params)
     lists: Any = faiss.try_extract_index_ivf(index)
-    with blas_preferred(faiss, lists.d):
-        scores, rows = search_of(faiss, index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
+    with blas_preferred(lists.d):
+        scores, rows = search_of(index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
     return scores, np.where(rows >= 0, rows + shard.start, -1)
 
 

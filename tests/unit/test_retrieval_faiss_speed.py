@@ -49,7 +49,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("n", "threads"), [(1, 1), (1, 3), (30, 1), (30, 2), (70, 5), (70, 8)])
 def test_a_scan_finds_what_faiss_finds(factory: str, k: int, n: int, threads: int) -> None:
     index, queries = quantised(factory), queries_of(n)
-    assert_found(index, queries, k, *Scan(faiss, index, threads).search(queries, k))
+    assert_found(index, queries, k, *Scan(index, threads).search(queries, k))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -64,7 +64,7 @@ def test_a_block_with_more_of_the_best_than_its_share_is_asked_for_all_of_them(k
     index.train(vectors)
     index.add(vectors)
     assert (index.search(queries[:1], k)[1] >= 600).all()
-    assert_found(index, queries, k, *Scan(faiss, index, 1).search(queries, k))
+    assert_found(index, queries, k, *Scan(index, 1).search(queries, k))
 
 
 def test_vectors_are_decoded_once_for_all_queries_where_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_vectors_are_decoded_once_for_all_queries_where_that_is_faster(tmp_path:
 
 def test_the_last_of_several_searches_restores_the_settings_of_faiss() -> None:
     left = faiss.cvar.distance_compute_blas_threshold
-    first, second = blas_preferred(faiss, 24), blas_preferred(faiss, 24)
+    first, second = blas_preferred(24), blas_preferred(24)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -99,7 +99,7 @@ def test_the_last_of_several_searches_restores_the_settings_of_faiss() -> None:
 @pytest.mark.parametrize("factory", ["Flat", "SQ8"])
 def test_several_callers_share_the_threads_of_a_scan(factory: str, small_blocks: None) -> None:
     index, queries = quantised(factory), queries_of(64)
-    scan = Scan(faiss, index, 4)
+    scan = Scan(index, 4)
     expected = [scan.search(queries[at : at + 16], 30) for at in range(0, 64, 16)]
     with ThreadPoolExecutor(4) as callers:
         found = list(callers.map(lambda at: scan.search(queries[at : at + 16], 30), range(0, 64, 16)))
@@ -111,7 +111,7 @@ def test_several_callers_share_the_threads_of_a_scan(factory: str, small_blocks:
 @pytest.mark.parametrize("n", [1, 30])
 def test_a_caller_does_what_other_threads_do_not_begin(n: int) -> None:
     index, queries = quantised("SQ8"), queries_of(n)
-    scan, go_on = Scan(faiss, index, 2), Event()
+    scan, go_on = Scan(index, 2), Event()
     busy = [scan._pool.submit(go_on.wait, 60) for _ in range(2)]
     assert_found(index, queries, 50, *scan.search(queries, 50))
     assert not any(one.done() for one in busy)
@@ -125,9 +125,9 @@ def test_blas_is_preferred_from_three_queries_in_the_measure_of_this_faiss(
 ) -> None:
     """Of every shard that a process opens."""
     assert faiss_library.COUNTS_NUMBERS, "the FAISS that is tested"
-    monkeypatch.setattr(faiss_library, "COUNTS_NUMBERS", of_numbers)
+    monkeypatch.setattr(faiss_speed, "COUNTS_NUMBERS", of_numbers)
     before = faiss.cvar.distance_compute_blas_threshold
     for _ in range(2):
-        prefer_blas(faiss, dimension)
+        prefer_blas(dimension)
         assert faiss.cvar.distance_compute_blas_threshold == (3 * dimension if of_numbers else 3)
     faiss.cvar.distance_compute_blas_threshold = before

@@ -35,7 +35,7 @@ def test_its_hits_are_those_of_faiss(index: Any, nprobe: int, k: int, rows: int,
     monkeypatch.setattr(list_scan, "_QUERIES_A_LIST", 0)
     monkeypatch.setattr(list_scan, "_ROWS", rows)
     index.nprobe = nprobe
-    scores, found = ListScan(faiss, index, threads).search(queries(), k)
+    scores, found = ListScan(index, threads).search(queries(), k)
     wanted, right = index.search(queries(), k)
     wanted[right < 0] = -np.inf
     np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
@@ -52,8 +52,8 @@ def test_threads_change_no_byte(index: Any, nprobe: int, k: int, count: int, que
     monkeypatch.setattr(list_scan, "_QUERIES_A_LIST", queries_a_list)
     asked = np.random.default_rng(3).standard_normal((count, DIMENSION)).astype(np.float32)
     index.nprobe = nprobe
-    with blas_preferred(faiss, DIMENSION):
-        found = [ListScan(faiss, index, threads).search(asked, k) for threads in (1, 2, 5)]
+    with blas_preferred(DIMENSION):
+        found = [ListScan(index, threads).search(asked, k) for threads in (1, 2, 5)]
     for scores, rows in found[1:]:
         assert scores.tobytes() == found[0][0].tobytes()
         assert rows.tobytes() == found[0][1].tobytes()
@@ -71,8 +71,8 @@ def test_threads_change_no_byte_behind_a_transformation_and_of_other_codes(
     made.train(vectors)
     made.add(vectors)
     faiss.ParameterSpace().set_index_parameters(made, "nprobe=5" if "IVF" in factory else "")
-    with blas_preferred(faiss, DIMENSION):
-        found = [search_of(faiss, made, threads).search(asked, 30) for threads in (1, 2, 5)]
+    with blas_preferred(DIMENSION):
+        found = [search_of(made, threads).search(asked, 30) for threads in (1, 2, 5)]
         wanted, right = made.search(asked, 30)
     for scores, rows in found:
         assert (scores.tobytes(), rows.tobytes()) == (found[0][0].tobytes(), found[0][1].tobytes())
@@ -90,7 +90,7 @@ def test_equal_vectors_are_hits_in_the_order_of_their_rows(monkeypatch: pytest.M
     exact = vectors[:50] @ vectors.T
     wanted = np.lexsort((np.broadcast_to(np.arange(400), exact.shape), -exact), axis=-1)[:, :300]
     for threads in (1, 3):
-        scores, rows = ListScan(faiss, made, threads).search(vectors[:50], 300)
+        scores, rows = ListScan(made, threads).search(vectors[:50], 300)
         np.testing.assert_array_equal(scores, np.take_along_axis(exact, wanted, axis=1))
         assert (np.diff(rows)[np.diff(scores) == 0] > 0).all()
 
@@ -98,7 +98,7 @@ def test_equal_vectors_are_hits_in_the_order_of_their_rows(monkeypatch: pytest.M
 def test_a_large_k_takes_little_memory(index: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queries are searched in parts, which find the same."""
     monkeypatch.setattr(list_scan, "_QUERIES_A_LIST", 0)
-    index.nprobe, searched = 5, ListScan(faiss, index, 2)
+    index.nprobe, searched = 5, ListScan(index, 2)
     scores, rows = searched.search(queries(), 300)
     monkeypatch.setattr(list_scan, "_HITS_BYTES", 7 * 20 * 1_100)
     parts, search = [], searched._search
@@ -118,16 +118,16 @@ def test_a_refined_search_takes_its_queries_in_parts(monkeypatch: pytest.MonkeyP
     faiss.ParameterSpace().set_index_parameters(made, "k_factor_rf=10")
     wanted, right = made.search(vectors[:200], 20)
     monkeypatch.setattr(list_scan, "_HITS_BYTES", 20 * 20 * 10 * 70)
-    scores, rows = search_of(faiss, made, 2).search(vectors[:200], 20)
+    scores, rows = search_of(made, 2).search(vectors[:200], 20)
     np.testing.assert_array_equal(rows, right)
     np.testing.assert_array_equal(scores, wanted)
 
 
 def test_faiss_searches_for_few_queries_and_other_indexes(index: Any) -> None:
     index.nprobe = 3
-    scores, found = search_of(faiss, index, 2).search(queries()[:2], 7)
+    scores, found = search_of(index, 2).search(queries()[:2], 7)
     wanted, right = index.search(queries()[:2], 7)
     np.testing.assert_array_equal(found, right)
     np.testing.assert_array_equal(scores, wanted)
     other = faiss.IndexFlatIP(DIMENSION)
-    assert search_of(faiss, other, 2) is other
+    assert search_of(other, 2) is other
