@@ -157,7 +157,7 @@ class Block:
         self.asked = first_share(self.k, len(version.shard_rows)) if exact else self.k
         self.rescored = exact and (len(self.queries) <= _FEW or len(version.shard_rows) == 1)
         how = (self.asked, True) if self.rescored else (self.asked,)
-        self.found = [self._ask(shard, "search", how, *self.refs) for shard in range(len(version.shard_rows))]
+        self.found = [self._ask(shard, "search", how, len(self.queries), *self.refs) for shard in range(len(version.shard_rows))]
 
     def answer(self) -> Answer:
         """The merged best k; for an exact index each score depends only on query and passage."""

@@ -32,7 +32,7 @@ class _HeldBlock(Block):
         searched = self.version.actors[shard][0]
         if method == "settle":
             return _Given(getattr(searched, args[0])(*args[1:]))
-        (how, *queries) = args
+        how, _, *queries = args
         return _Given(searched.nearest(*queries, *how))
 
     def _put(self, part: NDArray[Any]) -> Any:

@@ -71,8 +71,8 @@ class ShardActor:
         self._batching = Batching(self.shard.nearest, kind.join if kind.hits_stand_alone else None)
 
     @ray.method(concurrency_group="search")
-    def search(self, how: tuple[int, ...], *queries: Any) -> Hits | str:
-        """The shard's hits; `how` is k, and whether to rescore them.
+    def search(self, how: tuple[int, ...], count: int, *queries: Any) -> Hits | str:
+        """The shard's hits of `count` queries; `how` is k, and whether to rescore them.
 
         BUSY instead if too many searches wait, RETIRED if the pool has switched to other actors.
         """
@@ -82,7 +82,7 @@ class ShardActor:
             if self._inside > _WAITING:
                 return BUSY
             begun = time.monotonic()
-            hits = self._batching.ask(queries, len(queries[0]) if len(queries) == 1 else len(queries[1]) - 1, *how)
+            hits = self._batching.ask(queries, count, *how)
             time_taken("shard_seconds", time.monotonic() - begun, **self._tags)
             with self._counting:
                 self._answered += 1

@@ -132,8 +132,8 @@ def test_a_block_is_settled_while_the_next_is_searched(make_index: MakeIndex) ->
     vectors, _ = duplicated_vectors(DIMENSION)
     with SearchPool.start(make_index(vectors, "Flat", 1), threads=1) as pool:
         [[actor]] = pool.actors
-        ray.get(actor.search.remote((K,), queries_of(DIMENSION)))
-        searched = actor.search.remote((K,), queries_of(DIMENSION, 20_000))
+        ray.get(actor.search.remote((K,), 40, queries_of(DIMENSION)))
+        searched = actor.search.remote((K,), 20_000, queries_of(DIMENSION, 20_000))
         settled = actor.settle.remote("rescore", queries_of(DIMENSION), np.zeros((40, K), np.int64))
         assert ray.wait([searched, settled], num_returns=1)[0] == [settled]
         ray.get(searched)
