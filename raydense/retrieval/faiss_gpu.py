@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from raydense.retrieval.faiss_fill import is_exact
 from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.gpu import has_half_tables
 
@@ -22,7 +23,7 @@ def to_gpu(index: Any, factory: str, half: bool, temporary: int, search_params: 
     """
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(temporary)
-    if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
+    if is_exact(index):
         return _flat(resources, index, half)
     options = faiss.GpuClonerOptions()
     options.use_cuvs, options.useFloat16 = False, has_half_tables(factory)

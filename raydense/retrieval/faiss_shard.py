@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from raydense.errors import InputError
+from raydense.retrieval.faiss_fill import is_exact
 from raydense.retrieval.faiss_gpu import to_gpu
 from raydense.retrieval.faiss_library import faiss
 from raydense.retrieval.faiss_size import index_of
@@ -40,9 +41,8 @@ class FaissShard:
         self.start = start
         self.index = open_index(Path(path), Path(empty) if empty else None)
         self.rows: int = self.index.ntotal
-        exact = isinstance(self.index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
-        self._threads_apart = Scan(self.index, threads) if exact else None
-        self._searched: Any = self._threads_apart or search_of(self.index, threads)
+        self._scanner = Scan(self.index, threads) if is_exact(self.index) else None
+        self._searcher: Any = self._scanner or search_of(self.index, threads)
         if search_params:
             set_search_params(self.index, search_params)
         self._on_gpu: Any = None
@@ -65,7 +65,7 @@ class FaissShard:
                 scores, rows = self._on_gpu.search(queries, k)
         else:
             with blas_preferred(self.index.d):
-                scores, rows = self._searched.search(queries, k)
+                scores, rows = self._searcher.search(queries, k)
         found = rows >= 0
         rows = np.where(found, rows + self.start, -1)
         scores = self.rescore(queries, rows) if rescored else np.where(found, scores, -np.inf).astype(np.float32, copy=False)
@@ -99,7 +99,7 @@ class FaissShard:
             vectors = self.index.get_xb()
         else:
             used = local >= 0
-            decoded = (self._threads_apart.decoded if self._threads_apart else self.index.reconstruct_batch)(local[used])
+            decoded = (self._scanner.decoded if self._scanner else self.index.reconstruct_batch)(local[used])
             local = np.full(local.shape, -1, np.int64)
             local[used] = np.arange(len(decoded))
             vectors = faiss.swig_ptr(decoded)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydense.errors import InputError
+from raydense.forecast import lists_of
 from raydense.retrieval.merge import first_share
 from raydense.runtime.progress import size
 
@@ -66,10 +67,10 @@ def copy_bytes(summary: Mapping[str, Any], rows: int) -> int:
         return 4 * rows + (2 * vectors if factory == "SQfp16" else vectors)  # decoded block by block, its array grows
     from raydense.retrieval.faiss_size import size_of
 
-    every, lists = size_of(factory, dimension), re.search(r"IVF(\d+)", factory)
+    every, lists = size_of(factory, dimension), lists_of(factory)
     if not lists:
         return every.of(rows) + 4 * rows
-    return every.of(rows) + int(lists[1]) * (_LIST_BYTES + math.ceil(every.vector * _GROUP / 2))
+    return every.of(rows) + lists * (_LIST_BYTES + math.ceil(every.vector * _GROUP / 2))
 
 
 def temporary_bytes(sharing: int) -> int:

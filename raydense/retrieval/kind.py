@@ -49,6 +49,11 @@ class IndexKind(ABC):
         """What making it will need, from the size of what it is made of."""
 
     @property
+    def exact(self) -> bool:
+        """Whether FAISS looks at every vector, so that the hits are scored again, and put in one order."""
+        return self.index.summary.get("largest_norm") is not None
+
+    @property
     @abstractmethod
     def hits_stand_alone(self) -> bool:
         """Whether a query's hits depend on neither the rest of its batch nor on k, so that searches of several callers can be merged."""

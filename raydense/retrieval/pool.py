@@ -231,16 +231,9 @@ class SearchPool:
 
     def _report_cpu(self, k: int) -> None:
         """Say once that a pool on GPUs searches so many hits on the CPU."""
-        index = self.index
-        if (
-            self.plan.gpu
-            and not self._reported
-            and takes_cpu(
-                min(k, max(stop - start for start, stop in index.summary["shards"])),
-                len(index.summary["shards"]),
-                index.summary.get("largest_norm") is not None,
-            )
-        ):
+        shards = self.index.summary["shards"]
+        most = min(k, max(stop - start for start, stop in shards))
+        if self.plan.gpu and not self._reported and takes_cpu(most, len(shards), kind_of(self.index).exact):
             self._reported = True
             say(f"search: k is {k:,}, and FAISS finds at most {LARGEST_K:,} hits of a shard on a GPU: the CPUs search")
 

@@ -88,7 +88,7 @@ def _depths(settings: SearchSettings, fusion: Fusion | None) -> list[int]:
 def _refuse_large_blocks(settings: SearchSettings, indexes: list[Artifact], fusion: Fusion | None) -> None:
     """InputError where the shards of an index that is not exact would return gigabytes for one block: all the hits asked for, each of them."""
     for index, depth in zip(indexes, _depths(settings, fusion), strict=True):
-        exact, shards = index.summary.get("largest_norm") is not None, index.summary["shards"]
+        exact, shards = kind_of(index).exact, index.summary["shards"]
         each = min(depth, index.rows) if exact else sum(min(depth, stop - start) for start, stop in shards)
         if each * settings.block > _MOST_HITS:
             what = f"{settings.block:,} queries of a block x {each:,} hits of all shards are more than the {_MOST_HITS:,} that are held at once"

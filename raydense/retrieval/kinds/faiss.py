@@ -46,8 +46,7 @@ class Kind(IndexKind):
 
     @property
     def hits_stand_alone(self) -> bool:
-        """An exact index, whose scores are rescored."""
-        return self.index.summary.get("largest_norm") is not None
+        return self.exact
 
     @property
     def join(self) -> Callable[[list[Parts]], Parts]:
