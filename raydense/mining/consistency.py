@@ -33,7 +33,7 @@ from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
-    from raydense.retrieval.merge import Hits
+    from raydense.retrieval.asking import Answer
     from raydense.retrieval.pool import Queries, SearchPool
 
 REPORT = "report.md"
@@ -136,7 +136,7 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
 
     with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
         stream = _blocks(settings, index, generated, list(pending.values()), pool)
-        hits = pool.search_blocks(stream, settings.k)
+        hits = pool.answers(stream, settings.k)
         with closing(stream), Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
             for name, rows in pending.items():
                 asked = _asked(generated, *rows)
@@ -172,11 +172,11 @@ def _asked(generated: Generated, start: int, stop: int) -> Asked:
     return Asked(generated.slice(start, stop), start)
 
 
-def _found(own: Rows, hits: Iterator[tuple[Queries, Hits]], store: PassageStore, progress: Progress) -> tuple[Rows, Rows]:
+def _found(own: Rows, hits: Iterator[Answer], store: PassageStore, progress: Progress) -> tuple[Rows, Rows]:
     """The rank of each query's own passage in the next hits, 0 if it is not among them, and the row of its first hit."""
     place, first = np.zeros_like(own), np.full_like(own, -1)
     for at in range(0, len(own), _BLOCK):
-        _, (_, rows) = next(hits)
+        _, rows = next(hits).hits
         block = slice(at, at + _BLOCK)
         place[block], first[block] = places(rows, own[block], store.text_hash), rows[:, 0]
         progress.add(len(rows))

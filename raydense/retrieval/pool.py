@@ -208,16 +208,12 @@ class SearchPool:
         scores, rows = (np.concatenate([part.hits[i] for part in parts]) for i in (0, 1))
         return replace(parts[-1], queries=queries, hits=(scores, rows))
 
-    def search_blocks(self, blocks: Iterable[Queries], k: int) -> Iterator[tuple[Queries, Hits]]:
-        """As `search`, over a stream of blocks of queries of any length: each block with its hits, in order.
+    def answers(self, blocks: Iterable[Queries], k: int) -> Iterator[Answer]:
+        """As `answer`, over a stream of blocks of queries of any length: each block with its hits, in order.
 
         At most two blocks per replica are taken from the stream before their hits are returned: that bounds the memory. Each block
-        comes from one version of the index; `answers` also returns which.
+        comes from one version of the index.
         """
-        return ((answer.queries, answer.hits) for answer in self.answers(blocks, k))
-
-    def answers(self, blocks: Iterable[Queries], k: int) -> Iterator[Answer]:
-        """As `search_blocks`, each block with the fingerprint of the index that answered."""
         k = check_k(k)
         self._report_cpu(k)
         waiting: deque[Block] = deque()

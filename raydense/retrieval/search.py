@@ -189,9 +189,9 @@ def _search_blocks(draft: Draft, settings: SearchSettings, asked: _Asked, querie
             return open_.enter_context(closing(_blocks(draft, settings, index, queries, positions, starts, pools)))
 
         streams = _shared(asked.indexes, blocks)
-        answers = [pool.search_blocks(stream, depth) for pool, stream, depth in zip(pools, streams, depths, strict=True)]
+        answers = [pool.answers(stream, depth) for pool, stream, depth in zip(pools, streams, depths, strict=True)]
         for at, found in zip(starts, zip(*answers, strict=True), strict=True):
-            hits = [of_index for _, of_index in found]
+            hits = [answer.hits for answer in found]
             scores, rows = fusion.fused(hits, ids.take, k) if fusion else hits[0]
             table = run_table(queries["query_id"].slice(at, block), scores, rows, ids)
             if settings.drop_identical:

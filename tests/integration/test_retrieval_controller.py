@@ -319,7 +319,7 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
     assert closed.fingerprint == by_pool.fingerprint
     with pytest.raises(InputError, match=r"answers from another index"):
         search(SearchSettings(pool=pool.name, index=str(new.path), output=str(tmp_path / "other"), **common))
-    blocks = SearchPool.search_blocks
+    blocks = SearchPool.answers
 
     def switched(one: SearchPool, stream: Iterator[np.ndarray], k: int) -> Iterator[object]:
         for number, answer in enumerate(blocks(one, stream, k)):
@@ -327,7 +327,7 @@ def test_a_run_comes_from_one_index(pool: SearchPool, versions: Versions, tmp_pa
             if number == 1:
                 pool.swap(new)
 
-    monkeypatch.setattr(SearchPool, "search_blocks", switched)
+    monkeypatch.setattr(SearchPool, "answers", switched)
     with pytest.raises(
         InputError, match=r"the pool has switched to another index .* run again for a run of that one, with another --output"
     ):

@@ -176,9 +176,9 @@ def test_killed_actors_come_back_with_right_answers(make_index: MakeIndex) -> No
     with SearchPool.start(make_index(vectors, "Flat", 2), replicas=2) as pool:
         undisturbed = pool.search(queries, K)
         found = []
-        for i, (block, hits) in enumerate(pool.search_blocks(iter(blocks), K)):
-            assert block is blocks[i]
-            found.append(hits)
+        for i, answer in enumerate(pool.answers(iter(blocks), K)):
+            assert answer.queries is blocks[i]
+            found.append(answer.hits)
             if i == 4:
                 _, pid = ray.get(pool.actors[0][0].describe.remote())
                 os.kill(pid, signal.SIGKILL)

@@ -90,14 +90,14 @@ def test_a_stopped_run_goes_on_with_the_blocks_that_are_missing(root: Path, tmp_
         commit_table(stopped, path.name, pq.read_table(path))
     stopped.close()
     searched = []
-    blocks = SearchPool.search_blocks
+    blocks = SearchPool.answers
 
     def counted(pool: SearchPool, stream: Iterator[np.ndarray], k: int) -> Iterator[object]:
-        for block, hits in blocks(pool, stream, k):
-            searched.append(len(block))
-            yield block, hits
+        for answer in blocks(pool, stream, k):
+            searched.append(len(answer.queries))
+            yield answer
 
-    monkeypatch.setattr(SearchPool, "search_blocks", counted)
+    monkeypatch.setattr(SearchPool, "answers", counted)
     with pytest.raises(InputError, match=r"settings\.block: 16 -> 10"):
         search(settings(root, tmp_path / "run", k=5, block=10))
     resumed = search(settings(root, tmp_path / "run", k=5, block=16))
