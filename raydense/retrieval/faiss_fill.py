@@ -21,8 +21,7 @@ from raydense.retrieval.faiss_library import faiss
 Block = NDArray[np.floating]
 
 _COMPARED = 4_096  # vectors that FAISS compares with the centroids at once: cut elsewhere, their scores differ in the last bit
-CUT_ROWS = _COMPARED  # vectors of a piece of a block, at least
-MOST_ROWS = CUT_ROWS + _COMPARED  # that a thread has in work
+MOST_ROWS = 2 * _COMPARED  # that a thread has in work
 
 
 def is_exact(index: faiss.Index) -> bool:
@@ -93,7 +92,7 @@ def pieces(blocks: Iterable[Block]) -> Iterator[tuple[int, Block]]:
     first = 0
     for block in blocks:
         size = len(block)
-        yield from ((first + a, block[a:b]) for a, b in pairwise([0, *range(CUT_ROWS, size - _COMPARED + 1, CUT_ROWS), size]))
+        yield from ((first + a, block[a:b]) for a, b in pairwise([0, *range(_COMPARED, size - _COMPARED + 1, _COMPARED), size]))
         first += size
 
 

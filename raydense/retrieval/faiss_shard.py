@@ -58,7 +58,6 @@ class FaissShard:
         With `rescored` the scores are those of `rescore`, in the same order.
         """
         k = min(k, self.rows)
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
         faiss.omp_set_num_threads(self._threads)  # the setting is per thread, and an actor has several
         if self._takes_gpu(queries, k):
             with self._one_at_a_time:  # FAISS's indexes on a GPU are not for several threads, those on a CPU are
@@ -93,7 +92,7 @@ class FaissShard:
 
     def _score(self, queries: Scores, local: Rows) -> Scores:
         """One dot product per pair, so that a score depends only on its query and its vector; row -1 gives -inf."""
-        queries, local = np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(local)
+        local = np.ascontiguousarray(local)
         scores = np.empty(local.shape, np.float32)
         if isinstance(self.index, faiss.IndexFlat):
             vectors = self.index.get_xb()

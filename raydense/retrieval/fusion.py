@@ -52,9 +52,9 @@ class Pooled:
         return Hits(query[kept], self.passage[order], rank[kept].astype(np.int32), score[order])
 
 
-def by_rank(runs: Sequence[Hits], constant: int = RANK_CONSTANT) -> Pooled:
-    """The reciprocal of each rank, shifted by `constant`; 0 for a passage that the run lacks."""
-    return _pooled(runs, [1.0 / (constant + hits.rank) for hits in runs], [np.zeros(len(hits.rank)) for hits in runs])
+def by_rank(runs: Sequence[Hits]) -> Pooled:
+    """The reciprocal of each rank, shifted by RANK_CONSTANT; 0 for a passage that the run lacks."""
+    return _pooled(runs, [1.0 / (RANK_CONSTANT + hits.rank) for hits in runs], [np.zeros(len(hits.rank)) for hits in runs])
 
 
 def by_score(runs: Sequence[Hits], scale: bool) -> Pooled:

@@ -80,7 +80,7 @@ class IndexKind(ABC):
         """The checked queries as a shard takes them. InputError if they are not what an index of this kind is asked by."""
 
     @abstractmethod
-    def open_shard(self, shard: int, threads: int, search_params: str = "") -> Any:
+    def open_shard(self, shard: int, threads: int, search_params: str) -> Any:
         """The shard of that number for searching in this process, its files memory-mapped where they can be."""
 
 

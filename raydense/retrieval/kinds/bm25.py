@@ -74,7 +74,7 @@ class Kind(IndexKind):
             raise InputError("a BM25 index is searched with a list of strings", "queries")
         return list(self._words.query_ids(queries, self._vocabulary))
 
-    def open_shard(self, shard: int, threads: int, search_params: str = "") -> Bm25Shard:
+    def open_shard(self, shard: int, threads: int, search_params: str) -> Bm25Shard:
         start, stop = self.index.summary["shards"][shard]
         return Bm25Shard((self.index.file(f"shard-{shard:05d}.{part}.npy") for part in PARTS), start, stop, threads)
 

@@ -82,7 +82,7 @@ class Kind(IndexKind):
             raise InputError("a query has numbers that are not finite in float32", "queries", "check what encodes them")
         return [vectors]
 
-    def open_shard(self, shard: int, threads: int, search_params: str = "") -> Any:
+    def open_shard(self, shard: int, threads: int, search_params: str) -> Any:
         """A `FaissShard`. InputError if it does not take the parameters."""
         from raydense.retrieval.faiss_shard import FaissShard
 
