@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -58,10 +57,10 @@ class IndexKind(ABC):
     def hits_stand_alone(self) -> bool:
         """Whether a query's hits depend on neither the rest of its batch nor on k, so that searches of several callers can be merged."""
 
-    @property
+    @staticmethod
     @abstractmethod
-    def join(self) -> Callable[[list[Parts]], Parts]:
-        """What concatenates the prepared queries of several searches."""
+    def join(calls: list[Parts]) -> Parts:
+        """The prepared queries of several searches as those of one."""
 
     @abstractmethod
     def params(self, search_params: str) -> str:

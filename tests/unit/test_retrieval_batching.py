@@ -10,8 +10,7 @@ import pytest
 
 from raydense.retrieval.batching import Batching, Call, next_batch
 from raydense.retrieval.bm25_shard import PARTS, Bm25Shard
-from raydense.retrieval.kinds.bm25 import join_words
-from raydense.retrieval.kinds.faiss import join_vectors
+from raydense.retrieval.kinds import bm25, faiss
 from raydense.retrieval.placement import next_move
 
 
@@ -33,7 +32,7 @@ def test_words_of_several_calls_are_those_of_one() -> None:
         (np.array([], np.int32), np.array([0, 0])),
         (np.array([4]), np.array([0, 1])),
     ]
-    words, starts = join_words(parts)
+    words, starts = bm25.Kind.join(parts)
     assert [words[a:b].tolist() for a, b in pairwise(starts)] == [[1, 2], [3], [], [4]]
 
 
@@ -52,7 +51,7 @@ def test_bm25_of_several_calls_is_that_of_each(tmp_path: Path) -> None:
     shard = Bm25Shard([tmp_path / f"shard-00000.{part}.npy" for part in PARTS], 100, 160)
     lengths = [rng.integers(0, 5, queries) for queries in (1, 3, 2)]
     calls = [(rng.integers(0, 12, of.sum()).astype(np.int32), np.concatenate([[0], of.cumsum()])) for of in lengths]
-    whole = shard.nearest(*join_words(calls), 7)
+    whole = shard.nearest(*bm25.Kind.join(calls), 7)
     alone = [shard.nearest(*call, 7) for call in calls]
     for part in (0, 1):
         np.testing.assert_array_equal(whole[part], np.concatenate([hits[part] for hits in alone]))
@@ -72,7 +71,7 @@ def test_each_caller_gets_its_own_hits_and_the_calls_that_waited_are_one_search(
         rows = np.argsort(-scores, axis=1)[:, :k]
         return np.take_along_axis(scores, rows, axis=1), rows
 
-    batching = Batching(nearest, join_vectors)
+    batching = Batching(nearest, faiss.Kind.join)
     queries = [vectors[i : i + 1 + i % 3] + 0.01 for i in range(9)]
     found: dict[int, np.ndarray] = {}
     threads = [threading.Thread(target=lambda i=i: found.update({i: batching.ask((queries[i],), len(queries[i]), 3)[1]})) for i in range(9)]

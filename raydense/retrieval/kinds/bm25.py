@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +53,12 @@ class Kind(IndexKind):
         memory = counting_bytes(round(characters))
         return Forecast(needs, {settings.output: made}, "index bm25", {"characters": characters}, memory, tasks=tasks)
 
-    @property
-    def join(self) -> Callable[[list[Parts]], Parts]:
-        return join_words
+    @staticmethod
+    def join(calls: list[Parts]) -> Parts:
+        """The words (int32, one query after another), and their starts (int64 [n + 1])."""
+        ends = np.cumsum([0, *(len(words) for words, _ in calls)])
+        starts: list[Rows] = [starts[:-1] + end for (_, starts), end in zip(calls, ends, strict=False)]
+        return np.concatenate([words for words, _ in calls]), np.concatenate([*starts, ends[-1:]])
 
     def params(self, search_params: str) -> str:
         return ""
@@ -88,13 +90,6 @@ class Kind(IndexKind):
     def _vocabulary(self) -> pa.Array:
         words = pa.ipc.open_file(pa.memory_map(str(self.index.file("vocabulary.arrow")))).read_all()["word"]
         return words.chunk(0) if words.num_chunks == 1 else words.combine_chunks()
-
-
-def join_words(calls: list[Parts]) -> Parts:
-    """The words (int32, one query after another) and starts (int64 [n + 1]) of several calls as those of one."""
-    ends = np.cumsum([0, *(len(words) for words, _ in calls)])
-    starts: list[Rows] = [starts[:-1] + end for (_, starts), end in zip(calls, ends, strict=False)]
-    return np.concatenate([words for words, _ in calls]), np.concatenate([*starts, ends[-1:]])
 
 
 def _text_bytes(settings: IndexSettings) -> int:

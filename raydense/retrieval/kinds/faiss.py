@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,9 +47,10 @@ class Kind(IndexKind):
     def hits_stand_alone(self) -> bool:
         return self.exact
 
-    @property
-    def join(self) -> Callable[[list[Parts]], Parts]:
-        return join_vectors
+    @staticmethod
+    def join(calls: list[Parts]) -> Parts:
+        """The vectors, float32 [n, d]."""
+        return (np.concatenate([vectors for (vectors,) in calls]),)
 
     def params(self, search_params: str) -> str:
         """With the `nprobe` that was chosen when the index was made, where none is given."""
@@ -89,8 +89,3 @@ class Kind(IndexKind):
         path = self.index.file(f"shard-{shard:05d}.faiss")  # before the small file, which a full cache removes while a large one is fetched
         start = self.index.summary["shards"][shard][0]
         return FaissShard(str(path), start, threads, self.params(search_params), str(self.index.file("empty.faiss")))
-
-
-def join_vectors(calls: list[Parts]) -> Parts:
-    """The queries (float32 [n, d]) of several calls as those of one."""
-    return (np.concatenate([vectors for (vectors,) in calls]),)
