@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from raydense.errors import InputError
 from raydense.retrieval.fusion_rule import Fusion
-from raydense.retrieval.kind import kind_of, kinds
+from raydense.retrieval.kind import kind_of
+from raydense.retrieval.settings import KINDS
 from raydense.storage import Artifact
 
 
@@ -31,7 +32,7 @@ def fusion_of_indexes(
         return Fusion.reciprocal(len(indexes))
     fusion = Fusion.of(fuse, names)
     for number, (index, (run, kind)) in enumerate(zip(indexes, fusion.kinds.items(), strict=True), 1):
-        if kind and kind not in kinds():
+        if kind and kind not in KINDS:
             what = f"its run {run!r} was made by {kind}, and so has other scores than an index"
             raise InputError(what, fuse, "fuse runs that `raydense search` made")
         if kind and kind != (here := index.summary["kind"]):

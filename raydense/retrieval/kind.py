@@ -1,19 +1,17 @@
-"""What each kind of index does in its own way; the kinds are the files of `raydense.retrieval.kinds`, found by the name in an index's summary."""
+"""What each kind of index does in its own way; the kinds are files of `raydense.retrieval.kinds`, found by the name in an index's summary."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raydense.errors import InputError
+from raydense.retrieval.settings import KINDS, IndexSettings
 
 if TYPE_CHECKING:
     from raydense.forecast import Forecast, Holds
     from raydense.retrieval.batching import Parts
-    from raydense.retrieval.settings import IndexSettings
     from raydense.storage import Artifact, Draft
 
 _KINDS = "raydense.retrieval.kinds"
@@ -83,12 +81,6 @@ class IndexKind(ABC):
         """The shard of that number for searching in this process, its files memory-mapped where they can be."""
 
 
-@cache
-def kinds() -> list[str]:
-    """The names of the kinds, from their files."""
-    return sorted(file.stem for file in Path(__file__).with_name("kinds").glob("[a-z]*.py"))
-
-
 def kind_named(name: str) -> type[IndexKind]:
     """The kind of this name."""
     kind: type[IndexKind] = import_module(f"{_KINDS}.{name}").Kind
@@ -98,6 +90,6 @@ def kind_named(name: str) -> type[IndexKind]:
 def kind_of(index: Artifact) -> IndexKind:
     """The index, read as one of its kind; InputError if this version knows no such kind."""
     name = index.summary["kind"]
-    if name not in kinds():
+    if name not in KINDS:
         raise InputError(f"is of kind {name}, which this raydense does not know", index.place, "use the version that made it")
     return kind_named(name)(index)

@@ -26,6 +26,7 @@ _OWN = {
     "faiss": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "background"),
     "bm25": ("corpus", "expand", "bm25"),
 }
+KINDS = tuple(_OWN)
 
 
 class IndexSettings(Settings):

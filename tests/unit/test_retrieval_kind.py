@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from raydense.errors import InputError
-from raydense.retrieval.kind import kind_of, kinds
+from raydense.retrieval.kind import kind_named, kind_of
+from raydense.retrieval.settings import KINDS
 from raydense.storage import Draft
 
 
-def test_the_kinds_are_their_files() -> None:
-    assert kinds() == ["bm25", "faiss"]
+def test_each_kind_has_its_file() -> None:
+    assert [kind_named(name).title for name in KINDS] == ["FAISS", "BM25"]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "..settings", "__init__"])
