@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
-from raydense.retrieval.search import PassageIds
+from raydense.retrieval.passage_ids import PassageIds
 from raydense.storage import Artifact
 
 

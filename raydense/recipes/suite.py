@@ -250,7 +250,7 @@ def _check(settings: SuiteSettings) -> None:
 def _check_index(settings: SuiteSettings) -> None:
     """InputError where FAISS cannot make the index of the retriever's vectors, or it does not take the search parameters."""
     from raydense.models.model_size import check_dimensions, model_of
-    from raydense.retrieval.faiss_shard import check_factory
+    from raydense.retrieval.faiss_size import check_factory
 
     model = model_of(Known(), str(model_place(str(settings.model)).local()))
     if model is not None:  # without the dimension of its vectors nothing can be said

@@ -12,8 +12,7 @@ from raydense.models.cross_encoder import refuse_untrained
 from raydense.models.model_size import check_dimensions, model_of
 from raydense.refresh.generation import index_settings
 from raydense.retrieval.faiss_plan import check_disk, check_memory, check_shards, check_training, plan_build
-from raydense.retrieval.faiss_shard import check_factory
-from raydense.retrieval.faiss_size import size_of
+from raydense.retrieval.faiss_size import check_factory, size_of
 from raydense.retrieval.sharding import shards_for
 from raydense.runtime.session import ensure_ray
 from raydense.storage import Artifact, Place, begun_from, model_place

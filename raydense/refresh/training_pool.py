@@ -12,8 +12,8 @@ from ray.exceptions import RayError
 
 from raydense.errors import InputError
 from raydense.retrieval.memory import plan_memory
+from raydense.retrieval.nodes import shard_nodes
 from raydense.retrieval.pool import SearchPool
-from raydense.retrieval.shard_actor import shard_nodes
 from raydense.runtime.progress import say
 from raydense.storage import Artifact
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import ray
 
+from raydense.retrieval.nodes import shard_nodes
 from raydense.retrieval.placement import Slot, next_move
 from raydense.retrieval.replicas import CHECK_S, Replica, Replicas, check, end, kill_named, named_actor, parsed, retire, start_replica
-from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, lifetime, shard_nodes
+from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, lifetime
 from raydense.retrieval.versions import Table
 from raydense.runtime.ray_internals import adds_nodes, kv_delete, kv_get, kv_put
 

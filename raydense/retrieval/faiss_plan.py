@@ -15,9 +15,9 @@ from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import MOST_ROWS
 from raydense.retrieval.faiss_size import IndexFacts, facts_of, size_of
 from raydense.retrieval.memory import PROCESS_BYTES, MemoryPlan
+from raydense.retrieval.nodes import claims, shard_nodes
 from raydense.retrieval.nprobe import DEPTH, QUERIES
 from raydense.retrieval.settings import IndexSettings
-from raydense.retrieval.shard_actor import claims, shard_nodes
 from raydense.retrieval.sharding import shards_for
 from raydense.retrieval.vectors import BLOCK_ROWS
 from raydense.runtime.progress import size

@@ -19,12 +19,10 @@ from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import is_exact
 from raydense.retrieval.faiss_gpu import to_gpu
 from raydense.retrieval.faiss_library import faiss
-from raydense.retrieval.faiss_size import index_of
 from raydense.retrieval.faiss_speed import Scan, blas_preferred, share_out
 from raydense.retrieval.gpu import LARGEST_HALF, LARGEST_K
 from raydense.retrieval.list_scan import search_of
 from raydense.retrieval.merge import MARGIN, Hits, Rows, Scores, no_hits, order_hits, top_k
-from raydense.retrieval.search_params import with_defaults
 from raydense.runtime.tasks import shard_ranges
 
 _WIDER = 16
@@ -145,13 +143,6 @@ def open_index(path: Path, empty: Path | None = None) -> Any:
     """
     lists = faiss.try_extract_index_ivf(faiss.read_index(str(empty or path.with_name("empty.faiss"))))
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists is not None else faiss.IO_FLAG_MMAP_IFC)
-
-
-def check_factory(factory: str, search_params: str, dimension: int) -> None:
-    """InputError where FAISS makes no index of vectors of a dimension by `factory`, or it does not take the search parameters."""
-    index = index_of(factory, dimension)
-    if used := with_defaults(search_params, factory):
-        set_search_params(index, used)
 
 
 def set_search_params(index: Any, text: Any) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from raydense.errors import InputError
 from raydense.retrieval.faiss_fill import has_work_for_threads, links
 from raydense.retrieval.faiss_library import faiss
+from raydense.retrieval.faiss_shard import set_search_params
+from raydense.retrieval.search_params import with_defaults
 
 _ID, _NODE = 8, 12  # the id of an entry of an inverted list; offset and level of a vector in a graph
 _PACK = 32  # vectors that fast-scan lists keep together: a list ends with half of that free on average
@@ -69,6 +71,13 @@ def index_of(factory: str, dimension: int) -> Any:
     if isinstance(_inner(index), faiss.IndexNSG):
         raise InputError(f"FAISS fills {factory!r} only at once, and an index is filled block by block", "factory", "use HNSW, as HNSW32")
     return index
+
+
+def check_factory(factory: str, search_params: str, dimension: int) -> None:
+    """InputError where FAISS makes no index of vectors of a dimension by `factory`, or it does not take the search parameters."""
+    index = index_of(factory, dimension)
+    if used := with_defaults(search_params, factory):
+        set_search_params(index, used)
 
 
 def _inner(owner: Any) -> Any:

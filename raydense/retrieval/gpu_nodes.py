@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raydense.errors import InputError
 from raydense.retrieval.gpu import actor_bytes, copy_bytes, sharing_of
 from raydense.retrieval.kind import kind_of
-from raydense.retrieval.shard_actor import shard_nodes
+from raydense.retrieval.nodes import shard_nodes
 from raydense.runtime.progress import say, size
 from raydense.runtime.ray_internals import free_by_node
 from raydense.runtime.session import autoscales

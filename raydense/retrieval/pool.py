@@ -30,7 +30,8 @@ from raydense.retrieval.kind import kind_of
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.retrieval.shard_actor import PoolPlan, shard_nodes, start_actor
+from raydense.retrieval.nodes import shard_nodes
+from raydense.retrieval.shard_actor import PoolPlan, start_actor
 from raydense.retrieval.versions import Queries, Table, Version, Versions, check_k
 from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import free_by_node

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from raydense.data.tables import commit_table, judged_rows, query_starts, read_table
 from raydense.errors import InputError
@@ -20,6 +19,8 @@ from raydense.ranges import ranges
 from raydense.retrieval.fused_indexes import asked_without_model, fusion_of_indexes
 from raydense.retrieval.fusion_rule import Fusion
 from raydense.retrieval.kind import kind_of
+from raydense.retrieval.merge import Rows, Scores
+from raydense.retrieval.passage_ids import PassageIds
 from raydense.retrieval.query_vectors import check_model, check_vectors, encoded_blocks
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
@@ -29,7 +30,6 @@ from raydense.storage import Artifact, Draft, commits_in, folders_by_name, named
 if TYPE_CHECKING:
     from raydense.retrieval.pool import Queries, SearchPool
 
-Rows = NDArray[np.int64]
 _MOST_HITS = 2**27  # of 12 bytes each
 _ROUNDING = 2  # of scores of inverted lists, and behind transformations; 0.2 noted none
 
@@ -271,26 +271,7 @@ def without_identical(run: pa.Table, but: pa.ChunkedArray, k: int) -> pa.Table:
     return run.set_column(2, "rank", pa.array(rank.astype(np.int32))).filter(pa.array(rank <= k))
 
 
-class PassageIds:
-    """The passage ids of an index by row, memory-mapped."""
-
-    def __init__(self, index: Artifact) -> None:
-        reader = pa.ipc.open_file(pa.memory_map(str(index.file("passage_ids.arrow"))))
-        self._batches = [reader.get_batch(i).column("passage_id") for i in range(reader.num_record_batches)]
-        self._starts = np.cumsum([0, *map(len, self._batches)])
-
-    def take(self, rows: NDArray[np.int64]) -> pa.Array:
-        """The ids at `rows` (int64 [n], each known), in their order."""
-        if len(rows) == 0:
-            return pa.array([], pa.string())
-        used, back = np.unique(rows, return_inverse=True)
-        cuts = np.searchsorted(used, self._starts)
-        hit = np.flatnonzero(np.diff(cuts)).tolist()
-        parts = [self._batches[at].take(pa.array(used[cuts[at] : cuts[at + 1]] - self._starts[at])) for at in hit]
-        return pa.concat_arrays(parts).take(pa.array(back))
-
-
-def run_table(query_ids: pa.ChunkedArray, scores: NDArray[np.float32], rows: NDArray[np.int64], ids: PassageIds) -> pa.Table:
+def run_table(query_ids: pa.ChunkedArray, scores: Scores, rows: Rows, ids: PassageIds) -> pa.Table:
     """Hits [n, k] as rows of a run, ranks from 1; a hit of row -1 is left out."""
     found = rows >= 0
     query, place = np.nonzero(found)

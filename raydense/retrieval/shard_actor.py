@@ -15,9 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydense.errors import InputError
 from raydense.retrieval.batching import Batching
-from raydense.retrieval.gpu import is_half, share, temporary_bytes
+from raydense.retrieval.gpu import is_half, temporary_bytes
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Hits
+from raydense.retrieval.nodes import claims
 from raydense.runtime.metrics import show, time_taken
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Artifact
@@ -25,7 +26,6 @@ from raydense.storage import Artifact
 NAMESPACE = "raydense"
 BUSY, RETIRED = "busy", "retired"
 _WAITING = 32  # searches that may wait in an actor; it answers BUSY to further ones, and their callers retry
-_SLIVER = 0.001
 _GROUPS = {"search": 2 * _WAITING, "settle": 1, "state": 2}
 
 
@@ -123,25 +123,6 @@ class ShardActor:
             self._inside += more
             self._last = time.monotonic()
             show("searches_waiting", self._inside, **self._tags)
-
-
-def shard_nodes(gpu: bool) -> list[dict[str, Any]]:
-    """The nodes that take shard actors, as Ray lists them."""
-    return [node for node in ray.nodes() if _takes(node, gpu)]
-
-
-def _takes(node: dict[str, Any], gpu: bool) -> bool:
-    """Whether it is alive and has CPUs (a head without takes no work), or GPUs where the pool needs them."""
-    return node["Alive"] and node["Resources"].get("GPU" if gpu else "CPU", 0) > 0
-
-
-def claims(gpu: bool, nodes: list[dict[str, Any]], sharing: int = 1) -> dict[str, Any]:
-    """The CPUs, and the part of a GPU that `sharing` actors have, that an actor claims: a sliver of a CPU if a node has none, so that the actor avoids that node.
-
-    Otherwise no CPU: whatever has claimed all CPUs may itself wait for the pool.
-    """
-    kept_free = any(node["Alive"] and not _takes(node, False) for node in nodes)
-    return {"num_cpus": _SLIVER if kept_free and not gpu else 0, "num_gpus": share(sharing) if gpu else 0}
 
 
 def lifetime(plan: PoolPlan) -> dict[str, str]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from raydense.errors import InputError
-from raydense.retrieval.shard_actor import shard_nodes
+from raydense.retrieval.nodes import shard_nodes
 from raydense.runtime.ray_internals import actors_of
 from raydense.runtime.session import autoscales
 from raydense.serving.settings import ServeSettings

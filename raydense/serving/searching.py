@@ -19,9 +19,9 @@ from raydense.retrieval.fused_indexes import asked_without_model
 from raydense.retrieval.held import HeldIndex
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.named import close_pool, pool_status, pools
+from raydense.retrieval.passage_ids import PassageIds
 from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.query_vectors import check_model
-from raydense.retrieval.search import PassageIds
 from raydense.retrieval.versions import Queries
 from raydense.runtime.session import physical_cpus
 from raydense.serving.refusal import Unavailable, without_places

@@ -6,7 +6,7 @@ import pytest
 
 from raydense.errors import InputError
 from raydense.models.model_size import TINY, check_dimensions
-from raydense.retrieval.faiss_shard import check_factory
+from raydense.retrieval.faiss_size import check_factory
 
 
 def test_vectors_of_joined_poolings_are_a_multiple_of_the_states_as_wide() -> None:

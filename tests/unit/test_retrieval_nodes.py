@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydense.retrieval import controller, shard_actor
+from raydense.retrieval import controller
+from raydense.retrieval import nodes as pool_nodes
 
 
 def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -29,14 +30,14 @@ def test_a_head_without_cpus_takes_no_shard(
     nodes: list[dict[str, Any]], gpu: bool, names: list[str], claims: tuple[float, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.nodes", lambda: nodes)
-    assert [one["NodeID"] for one in shard_actor.shard_nodes(gpu)] == names
-    claimed = shard_actor.claims(gpu, nodes)
+    assert [one["NodeID"] for one in pool_nodes.shard_nodes(gpu)] == names
+    claimed = pool_nodes.claims(gpu, nodes)
     assert (claimed["num_cpus"], claimed["num_gpus"]) == claims
 
 
 def test_actors_that_share_a_gpu_claim_a_part_of_it() -> None:
-    assert shard_actor.claims(True, [V100], 3)["num_gpus"] == 0.3333
-    assert shard_actor.claims(False, [V100], 3)["num_gpus"] == 0
+    assert pool_nodes.claims(True, [V100], 3)["num_gpus"] == 0.3333
+    assert pool_nodes.claims(False, [V100], 3)["num_gpus"] == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raydense.retrieval.search import PassageIds
+from raydense.retrieval.passage_ids import PassageIds
 
 
 @pytest.mark.parametrize("sizes", [[5], [3, 0, 1, 4, 2], [1] * 9])
