@@ -12,7 +12,6 @@ from raydense.runtime.progress import size
 from raydense.storage import Artifact, read_manifest
 
 _ITERATIONS = 10  # of k-means, FAISS's default for lists
-_CHOOSING = 256  # passages that nprobe is chosen with
 _LINKS = 500  # vectors that one is compared with when a graph is built
 
 
@@ -23,6 +22,7 @@ def vectors_forecast(settings: IndexSettings, vectors: Holds) -> Forecast:
         return Forecast(needs, {settings.output: Holds(vectors.rows, vectors.word)})
     from raydense.retrieval.faiss_plan import plan_build  # only here: importing Ray and FAISS takes a second
     from raydense.retrieval.faiss_size import size_of
+    from raydense.retrieval.nprobe import QUERIES
     from raydense.retrieval.sharding import shards_begun, shards_for
 
     rows, width, lists = vectors.rows, int(vectors.each), lists_of(settings.factory)
@@ -35,7 +35,7 @@ def vectors_forecast(settings: IndexSettings, vectors: Holds) -> Forecast:
     work = {"numbers": float(rows * width)}
     if lists:
         trained = _ITERATIONS * min(settings.train_sample, rows)
-        work["products"] = float((trained + rows) * lists * width + (_CHOOSING * rows * width if settings.recall else 0))
+        work["products"] = float((trained + rows) * lists * width + (QUERIES * rows * width if settings.recall else 0))
     elif "HNSW" in settings.factory:
         work["products"] = float(_LINKS * rows * width)
     return Forecast(needs, {settings.output: made}, f"index {'lists' if lists else 'vectors'}", work, plan.largest_task)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from raydense.retrieval.merge import Rows
+
 RANK_CONSTANT = 60  # Cormack et al. 2009
 
-Rows = NDArray[np.int64]
 Parts = NDArray[np.float64]
 
 
