@@ -75,16 +75,10 @@ def submitted_at_once(calls: int, at_once: int, joined: bool, cpus: int) -> int:
 
 
 def refuse_small_nodes(stage: str, memory: int) -> None:
-    """InputError if a task that reserves `memory` bytes fits on no node of the cluster that has CPUs, and it adds none."""
+    """InputError if a task that reserves `memory` bytes fits on no node of the cluster that has CPUs, and it adds none: it would wait for ever."""
     there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    nodes = [int(one.get("memory", 0)) for one in there if one.get("CPU", 0) > 0]
-    check_task_memory(stage, memory, nodes, autoscales)
-
-
-def check_task_memory(stage: str, needed: int, node_bytes: list[int], grows: Callable[[], bool]) -> None:
-    """InputError if a task that reserves `needed` bytes fits on none of the nodes, and the cluster does not grow: it would wait for ever."""
-    largest = max(node_bytes, default=0)
-    if needed > largest and not grows():
-        what = f"a task needs {size(needed)} of memory, and the largest node has {size(largest)} for tasks"
+    largest = max((int(one.get("memory", 0)) for one in there if one.get("CPU", 0) > 0), default=0)
+    if memory > largest and not autoscales():
+        what = f"a task needs {size(memory)} of memory, and the largest node has {size(largest)} for tasks"
         smaller = {"index": "give more shards, or ", "compare": "give a smaller sample, or "}
         raise InputError(what, stage, f"{smaller.get(stage, 'give ')}a larger machine")
