@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from raydense.errors import InputError
 from raydense.retrieval.compare_page import write_page
-from raydense.retrieval.memory import PROCESS_BYTES
 from raydense.retrieval.settings import CompareSettings
 from raydense.retrieval.vectors import Vectors
 from raydense.runtime.progress import Progress
@@ -67,7 +67,7 @@ def _sizes(settings: CompareSettings, vectors: Vectors) -> tuple[int, int]:
 
 
 def task_bytes(settings: CompareSettings, vectors: Vectors) -> int:
-    """The memory of the task of the largest index: the sample, and its training or the index itself, which grows by doubling.
+    """The memory of the task of the largest index: the sample, and what `index` reserves to train it and to fill it.
 
     InputError on a factory that FAISS cannot make, or not train on the sample, before the first is measured: without it the report is another.
     """
@@ -76,11 +76,11 @@ def task_bytes(settings: CompareSettings, vectors: Vectors) -> int:
     (indexed, queries), largest = _sizes(settings, vectors), 0
     for factory in settings.named:
         try:
-            plan = plan_build(factory, vectors.dimension, indexed, 1, sample=settings.train_sample)
+            plan = replace(plan_build(factory, vectors.dimension, indexed, 1, sample=settings.train_sample), threads=settings.threads)
             check_training(plan, settings.train_sample)
         except InputError as error:
             raise InputError(error.args[0], "factories", "leave it out") from None
-        largest = max(largest, plan.train_bytes, 2 * max(plan.file_bytes) + PROCESS_BYTES)
+        largest = max(largest, plan.train_bytes, plan.task_bytes)
     return (indexed + queries) * vectors.dimension * 4 + largest
 
 
@@ -125,23 +125,24 @@ def _answers(draft: Draft, indexed: Block, queries: Block, k: int) -> NDArray[np
 
 
 def _build(path: Path, indexed: Block, factory: str, settings: CompareSettings) -> tuple[int, float]:
-    """Write the index, and `empty.faiss` next to it; returns the bytes of that, and the seconds of training and adding."""
+    """Write the index, and `empty.faiss` next to it; returns the bytes of that, and the seconds of training and filling, as `index` does it."""
+    from raydense.retrieval.faiss_fill import fill, train
     from raydense.retrieval.faiss_library import faiss
+    from raydense.retrieval.faiss_size import index_of, reason
 
-    begun = time.perf_counter()
+    index, begun = index_of(factory, indexed.shape[1]), time.perf_counter()
     try:
-        index = faiss.index_factory(indexed.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         if not index.is_trained:
             size = min(settings.train_sample, len(indexed))
             rows = np.random.default_rng(settings.seed).choice(len(indexed), size, replace=False)
-            index.train(indexed[np.sort(rows)])
+            train(index, indexed[np.sort(rows)], settings.threads)
         trained = time.perf_counter()
         faiss.write_index(index, str(path.with_name("empty.faiss")))
         written = time.perf_counter()
-        index.add(indexed)
+        fill(index, len(indexed), lambda: [indexed], settings.threads)
     except RuntimeError as error:
-        reason = str(error).partition(".cpp:")[2].partition(": ")[2] or str(error)
-        raise InputError(f"FAISS cannot make {factory!r} of {len(indexed):,} vectors: {reason}", "factories", "leave it out") from None
+        what = f"FAISS cannot make {factory!r} of {len(indexed):,} vectors: {reason(error)}"
+        raise InputError(what, "factories", "leave it out") from None
     seconds = time.perf_counter() - written + trained - begun
     faiss.write_index(index, str(path))
     return path.with_name("empty.faiss").stat().st_size, seconds
