@@ -51,7 +51,7 @@ class HeldIndex:
         kind.check_params(search_params)
         self.index = index
         threads = threads or physical_cpus()
-        plan = PoolPlan(index.located, index.fingerprint, 1, threads, False, search_params, 1)
+        plan = PoolPlan(index.located, index.fingerprint, 1, threads, gpu=False, search_params=search_params, neighbours=1)
         shards = [[kind.open_shard(number, threads, search_params)] for number in range(len(index.summary["shards"]))]
         self._versions = Versions(Version(Table(1, plan, shards)))
 

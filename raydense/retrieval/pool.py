@@ -80,7 +80,9 @@ class SearchPool:
             check_gpu(artifact, search_params)
         memory = plan_memory(artifact, replicas)
         sharing = plan_gpus(artifact, replicas) if gpu else 1
-        plan = PoolPlan(artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, 1, sharing, detached)
+        plan = PoolPlan(
+            artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, neighbours=1, sharing=sharing, detached=detached
+        )
         plan, fits = _fitting(artifact, memory, plan)
         if name:
             return cls._start_named(name, plan, memory.actor_bytes, idle_timeout, fits)

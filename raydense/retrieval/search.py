@@ -56,13 +56,8 @@ def search(settings: SearchSettings) -> Artifact:
     by_name = folders_by_name(settings.indexes, "index")
     names, indexes = tuple(by_name), [Artifact.open(folder, "index") for folder in by_name.values()]
     fusion = fusion_of_indexes(indexes, names, settings.fuse, settings.model, settings.search_params)
-    if not settings.pool and read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
-        for index in indexes:
-            kind_of(index).check_params(_params(settings, index))
-        if settings.gpu and not any(kind_of(index).encoded for index in indexes):
-            kind_of(indexes[0]).check_gpu("")
-    if read_manifest(settings.output) is None and not commits_in(settings.output):  # which fix the block
-        _refuse_large_blocks(settings, indexes, fusion)
+    if read_manifest(settings.output) is None:  # before the output is opened, which other parameters would not match
+        _check_new(settings, indexes, fusion)
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
@@ -77,6 +72,17 @@ def search(settings: SearchSettings) -> Artifact:
         _search_blocks(draft, settings, asked, queries, positions, starts)
     found = sum(file.rows for file in draft.committed().values())
     return draft.finish(found, queries=len(queries), k=settings.k, corpus=indexes[0].summary["corpus"], **asked.about(settings.k))
+
+
+def _check_new(settings: SearchSettings, indexes: list[Artifact], fusion: Fusion | None) -> None:
+    """InputError unless the indexes take the parameters of a search that is not finished, and its blocks can be held."""
+    if not settings.pool:
+        for index in indexes:
+            kind_of(index).check_params(_params(settings, index))
+        if settings.gpu and not any(kind_of(index).encoded for index in indexes):
+            kind_of(indexes[0]).check_gpu("")
+    if not commits_in(settings.output):  # which fix the block
+        _refuse_large_blocks(settings, indexes, fusion)
 
 
 def _depths(settings: SearchSettings, fusion: Fusion | None) -> list[int]:
