@@ -7,7 +7,7 @@ how the work is distributed, not what comes out, and so is no part of the output
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from raydense.errors import InputError, InputErrors, did_you_mean
 from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, OneOrMore, Pair, Words, artifact, group, resource, setting, words
 from raydense.forecast import Forecast, Known
-from raydense.storage import Place, checked, folders_by_name, model_place, named
+from raydense.storage import Place, checked, folders_by_name, is_hub_name, model_place, named, named_folders
 
 __all__ = [
     "BaseSettings",
@@ -46,11 +46,6 @@ def _place(item: str) -> str:
     """A path, or NAME=path, as `storage.checked` gives it."""
     name, path = named(item)
     return f"{name}={checked(path)}" if name else checked(path)
-
-
-def _located(path: str, kind: str) -> str:
-    """The absolute path of an input."""
-    return (model_place(path) if kind == "model" else Place.of(path)).located
 
 
 class BaseSettings(BaseModel):
@@ -191,16 +186,38 @@ class BaseSettings(BaseModel):
             found |= {f"{name}.{key}" for key in value.given_keys()} if isinstance(value, BaseSettings) else {name}
         return found
 
+    def given_inputs(self) -> Iterator[tuple[str, str, str, str]]:
+        """Each input that is given: its key, kind, name and path; of a list each item, named as `named_folders` does, others have no name."""
+        for key, kind in self.inputs().items():
+            value = self.value_of(key)
+            items = named_folders(value) if isinstance(value, list) else [] if value is None else [("", value)]
+            yield from ((key, kind, name, path) for name, path in items)
+
+    def with_inputs(self, change: Callable[[str, str, str], str]) -> Self:
+        """A copy in which the path of each input that is given is what `change` makes of its key, kind and path."""
+        changes: dict[str, Any] = {}
+        for key, kind in self.inputs().items():
+            value = self.value_of(key)
+            if isinstance(value, list):
+                pairs = [(name, change(key, kind, path)) for name, path in map(named, value)]
+                changes[key] = [f"{name}={path}" if name else path for name, path in pairs]
+            elif value is not None:
+                changes[key] = change(key, kind, value)
+        return self.replaced(changes)
+
+    def is_path(self, key: str, value: str) -> bool:
+        """Whether an input is a path; a data set's id, a model of the Hub and `tiny` are none."""
+        return self.inputs()[key] != "model" or not (value == "tiny" or is_hub_name(value))
+
     def located(self) -> Self:
         """A copy whose inputs are absolute paths, for workers: they may have another working directory."""
-        found: dict[str, Any] = {}
-        for key, kind in self.inputs().items():
-            given = self.value_of(key)
-            if isinstance(given, list):
-                found[key] = [f"{name}={_located(path, kind)}" if name else _located(path, kind) for name, path in map(named, given)]
-            elif given is not None and (key, given) != ("model", "tiny"):
-                found[key] = _located(given, kind)
-        return self.replaced(found)
+
+        def located(key: str, kind: str, path: str) -> str:
+            if kind == "model":
+                return path if path == "tiny" else model_place(path).located
+            return Place.of(path).located
+
+        return self.with_inputs(located)
 
     def _refuse_given(self, names: Iterable[str], by: str) -> None:
         """ValueError if any of `names` (keys or groups) was given although it has no effect; `by` names the setting that decides it."""

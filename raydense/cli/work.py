@@ -20,11 +20,11 @@ import yaml
 
 from raydense.errors import InputError
 from raydense.recipes.content import load_recipe
-from raydense.recipes.inputs import absolute_inputs, is_path
+from raydense.recipes.inputs import absolute_inputs
 from raydense.recipes.stage import Stage
 from raydense.runtime.progress import say
 from raydense.settings import Settings
-from raydense.storage import Place, digest_of, named
+from raydense.storage import Place, digest_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Work:
 
 def verb_work(verb: str, settings: Settings) -> Work:
     """One stage, its paths made absolute from the folder that we are in."""
-    whole = _absolute(settings)
+    whole = absolute_inputs(settings).replaced({"output": Place.of(settings.output).located})
     return Work(verb, (Stage(verb, verb, whole, ()),), (verb, *words_of(whole)))
 
 
@@ -82,18 +82,7 @@ def words_of(settings: Settings) -> list[str]:
 
 def input_paths(settings: Settings) -> Iterator[tuple[str, str]]:
     """Each path that a stage reads, with its key; a data set's id, a model of the Hub and `tiny` are not paths."""
-    for key in settings.inputs():
-        value = settings.value_of(key)
-        if isinstance(value, list):
-            yield from ((key, named(item)[1]) for item in value)
-        elif value is not None and is_path(settings, key, value):
-            yield key, value
-
-
-def _absolute(settings: Settings) -> Settings:
-    changed = {"output": Place.of(settings.output).located, **absolute_inputs(settings)}
-    given = settings.given_keys()
-    return settings.replaced({key: value for key, value in changed.items() if key in given})
+    return ((key, path) for key, _, _, path in settings.given_inputs() if settings.is_path(key, path))
 
 
 def needed(stages: Iterable[Stage]) -> list[str]:

@@ -126,6 +126,10 @@ class ImportSettings(Settings):
         """Whether `input` is a library's name of a data set, not a path."""
         return by_name(self.format)
 
+    def is_path(self, key: str, value: str) -> bool:
+        """As for every stage."""
+        return super().is_path(key, value) and not (self.by_name and key == "input")
+
     def forecast(self, known: Known) -> Forecast:
         """The parts of a format that names their files, by the lines of these; the time grows with their bytes."""
         from raydense.data.source_size import parts_held

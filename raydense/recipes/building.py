@@ -212,11 +212,12 @@ def _identity(verb: str, settings: Settings, shared: Place) -> str:
 
     Other paths count by what they name; as earlier versions took them as they were spelled, a folder of that name is the stage's.
     """
-    spelled = _digest(verb, settings, {key: settings.value_of(key) for key in settings.inputs()}, str(shared))
-    named = _digest(verb, settings, absolute_inputs(settings), shared.located)
+    spelled = _digest(verb, settings, str(shared))
+    named = _digest(verb, absolute_inputs(settings), shared.located)
     return spelled if spelled == named or (shared / spelled).exists() else named
 
 
-def _digest(verb: str, settings: Settings, inputs: dict[str, Any], shared: str) -> str:
+def _digest(verb: str, settings: Settings, shared: str) -> str:
+    inputs = {key: settings.value_of(key) for key in settings.inputs()}
     given = {key: value for key, value in inputs.items() if key not in settings.newer or value is not None}
     return digest_of([verb, settings.shaping(), json.dumps(given, ensure_ascii=False).replace(f"{shared}{os.sep}", "")])[:12]

@@ -198,12 +198,7 @@ def _shares(calibration: Calibration, end: float) -> Iterator[Shares]:
 
 def _most(calibration: Calibration, kind: str) -> int:
     """The rows of the largest input of a kind."""
-    paths = {
-        str(path)
-        for stage in calibration.stages
-        for key, of in stage.settings.inputs().items()
-        if of == kind and (path := stage.settings.value_of(key))
-    }
+    paths = {path for stage in calibration.stages for _, of, _, path in stage.settings.given_inputs() if of == kind}
     return max([held.rows for path in paths if (held := calibration.known.of(path))], default=1)
 
 

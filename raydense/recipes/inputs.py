@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from raydense.construction.settings import OverlapSettings
 from raydense.data.formats import formats_that, load_format
@@ -15,7 +14,7 @@ from raydense.inference.expand_settings import ExpandSettings
 from raydense.mining.settings import Shortage
 from raydense.recipes.stage import Stage
 from raydense.settings import Settings
-from raydense.storage import Artifact, Place, is_hub_name, model_place, named, read_manifest
+from raydense.storage import Artifact, Place, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 from raydense.training.settings import TrainSettings
@@ -66,27 +65,13 @@ _MODEL_FILES = {"config.json", "modules.json", "raydense.json", "query_encoder",
 _SAMPLE = {"corpus", "queries", "qrels/train", "qrels/dev", "qrels/test"}
 
 
-def is_path(settings: Settings, key: str, value: str) -> bool:
-    """Whether an input is a path; a data set's id, a model of the Hub and `tiny` are none."""
-    if settings.inputs()[key] == "model":
-        return value != "tiny" and not is_hub_name(value)
-    return not (isinstance(settings, ImportSettings) and settings.by_name and key == "input")
+def absolute_inputs(settings: Settings) -> Settings:
+    """A copy of the settings of a stage, the paths of its inputs made absolute from the folder that we are in."""
 
+    def absolute(key: str, kind: str, path: str) -> str:
+        return Place.of(path).located if path and settings.is_path(key, path) else path
 
-def absolute_inputs(settings: Settings) -> dict[str, Any]:
-    """The inputs of a stage, their paths made absolute from the folder that we are in."""
-
-    def absolute(key: str, path: str) -> str:
-        return Place.of(path).located if path and is_path(settings, key, path) else path
-
-    found: dict[str, Any] = {}
-    for key in settings.inputs():
-        value = settings.value_of(key)
-        if isinstance(value, list):
-            found[key] = [f"{name}={absolute(key, path)}" if name else absolute(key, path) for name, path in map(named, value)]
-        else:
-            found[key] = absolute(key, value) if value is not None else None
-    return found
+    return settings.with_inputs(absolute)
 
 
 def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
@@ -95,17 +80,14 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
     An input that no earlier stage makes is not there, one is of another kind, a model is trained for something else, or examples lack what
     the method learns from, or as many negatives as it takes.
     """
-    for key, kind in stage.settings.inputs().items():
-        value = stage.settings.value_of(key)
-        for path in [named(item)[1] for item in value] if isinstance(value, list) else [value]:
-            by_name = isinstance(stage.settings, ImportSettings) and stage.settings.by_name
-            if path is None or (kind == "model" and path == "tiny") or by_name:
-                continue
-            fault = _fault(str(path), kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
-            fault = fault or _other_model(str(path), _RUNS.get((stage.verb, key), ()), earlier)
-            if fault:
-                by = f"; give another by --set {stage.given[key]}=PATH" if key in stage.given else ""
-                return f"{key}: {fault}{by}"
+    for key, kind, _, path in stage.settings.given_inputs():
+        if (kind == "model" and path == "tiny") or (kind == "source" and not stage.settings.is_path(key, path)):
+            continue
+        fault = _fault(path, kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
+        fault = fault or _other_model(path, _RUNS.get((stage.verb, key), ()), earlier)
+        if fault:
+            by = f"; give another by --set {stage.given[key]}=PATH" if key in stage.given else ""
+            return f"{key}: {fault}{by}"
     try:
         if isinstance(stage.settings, LoopSettings):
             method_of(stage.settings).check_examples(stage.settings)

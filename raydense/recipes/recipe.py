@@ -25,7 +25,7 @@ from typing import Any
 from raydense.errors import Faults, InputError
 from raydense.recipes.building import Builder
 from raydense.recipes.content import recipe_content
-from raydense.recipes.inputs import is_path, wrong_input
+from raydense.recipes.inputs import wrong_input
 from raydense.recipes.planning import Measured, Prices, estimate_of, forecasts_of
 from raydense.recipes.rates import Rates, stored_rates
 from raydense.recipes.stage import Stage
@@ -119,11 +119,10 @@ def state(stage: Stage) -> tuple[str, str]:
 
 
 def _sources(stage: Stage) -> Iterator[tuple[str, str]]:
-    """The files from elsewhere that a stage reads as a whole, with their keys."""
-    for key, kind in stage.settings.inputs().items():
-        value = stage.settings.value_of(key)
-        if kind == "source" and isinstance(value, str) and is_path(stage.settings, key, value):
-            yield key, value
+    """The files from elsewhere that a stage reads as a whole, with their keys; not those of a list."""
+    for key, kind, name, path in stage.settings.given_inputs():
+        if kind == "source" and not name and stage.settings.is_path(key, path):
+            yield key, path
 
 
 def _gone_source(stage: Stage) -> str:

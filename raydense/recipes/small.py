@@ -18,7 +18,7 @@ from raydense.recipes.inputs import below
 from raydense.recipes.stage import Stage
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.settings import Settings
-from raydense.storage import Place, named, read_manifest
+from raydense.storage import Place, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import MeasuredSettings, refresh_of
 
@@ -51,15 +51,8 @@ class Small:
         """The settings of a stage at small size; makes the slices that it reads. NoSlice where it reads what cannot be cut."""
         if getattr(stage.settings, "endpoint", None):
             raise NoSlice("it asks an endpoint, whose time is its own")
-        changes: dict[str, Any] = {"output": str(self.folder / stage.name)}
-        for key, kind in stage.settings.inputs().items():
-            value = stage.settings.value_of(key)
-            if isinstance(value, list):
-                pairs = [(name, self._read(path, kind, stage)) for name, path in map(named, value)]
-                changes[key] = [f"{name}={path}" if name else path for name, path in pairs]
-            elif value is not None:
-                changes[key] = self._read(str(value), kind, stage)
-        return self._fewer(stage, stage.settings.replaced(changes))
+        here = stage.settings.with_inputs(lambda key, kind, path: self._read(path, kind, stage))
+        return self._fewer(stage, here.replaced({"output": str(self.folder / stage.name)}))
 
     def _read(self, path: str, kind: str, stage: Stage) -> str:
         """What a stage reads in place of `path`: what an earlier stage made here, a model as it is, or a slice."""

@@ -92,19 +92,13 @@ def _is_part(folder: Path) -> bool:
 def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
-    The names of inputs in a list are part of it, since the output shows them; so are the commit of a model of the Hub, and the code of a
-    training method that is not raydense's.
+    The names of inputs in a list are part of it, since the output shows them; so are the commit of a model of the Hub (not of those in a
+    list, whose files' fingerprints are), and the code of a training method that is not raydense's.
     Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
     """
-    inputs = input_fingerprints(settings)
-    names: list[str] = []
-    commits: dict[str, str] = {}
-    for key, kind in settings.inputs().items():
-        value = settings.value_of(key)
-        if isinstance(value, list):
-            names += [name for name, _ in named_folders(value)]
-        elif value is not None and kind == "model" and is_hub_name(value):
-            commits[key] = model_place(value).located
+    inputs, given = input_fingerprints(settings), list(settings.given_inputs())
+    names = [name for _, _, name, _ in given if name]
+    commits = {key: model_place(path).located for key, kind, name, path in given if kind == "model" and not name and is_hub_name(path)}
     more = {"names": names, "commits": commits, "method_code": settings.method_code()}
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
 
@@ -127,14 +121,10 @@ def refuse_inside(settings: Any) -> None:
     Not where it is hidden there, as hidden files are no part; nor in an artifact, which is known by its manifest.
     """
     output = _real(settings.output)
-    for key, kind in settings.inputs().items():
-        value = settings.value_of(key) if kind == "source" else None
-        for _, source in named_folders(value if isinstance(value, list) else [value] if value else []):
-            inside = output.is_relative_to(_real(source)) and not any(
-                part.startswith(".") for part in output.relative_to(_real(source)).parts
-            )
-            if inside and Place.of(source).exists() and read_manifest(source) is None:
-                raise InputError(f"lies in {source}, which it is made from", settings.output, "give an --output outside of it")
+    for source in (path for _, kind, _, path in settings.given_inputs() if kind == "source" and path):
+        inside = output.is_relative_to(_real(source)) and not any(part.startswith(".") for part in output.relative_to(_real(source)).parts)
+        if inside and Place.of(source).exists() and read_manifest(source) is None:
+            raise InputError(f"lies in {source}, which it is made from", settings.output, "give an --output outside of it")
 
 
 def _real(path: str) -> PurePath:

@@ -19,6 +19,7 @@ from raydense.cli import jobs, main
 from raydense.cli.submit import _follow
 from raydense.cli.visibility import check_submission, refuse_local
 from raydense.cli.work import code_digest, entrypoint, needed, packed, recipe_work, submission_name, verb_work, words_of
+from raydense.construction.settings import AnnotateSettings
 from raydense.data.settings import ImportSettings
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings
@@ -75,6 +76,14 @@ def test_the_command_line_is_whole_and_quoted(tmp_path, monkeypatch):
     dataset = verb_work("import", ImportSettings.read({"format": "ir_datasets", "input": "beir/scifact", "output": "o"}))
     assert "beir/scifact" in dataset.words
     assert needed(dataset.stages) == []
+
+
+def test_models_of_the_hub_in_a_list_are_no_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    models = ["owner/one", "other=owner/two", "m=./own"]
+    settings = AnnotateSettings(run=["run"], model=models, corpus="corpus", queries="queries", qrels="qrels", output="o")
+    paths = needed(verb_work("annotate", settings).stages)
+    assert sorted(Path(path).relative_to(tmp_path).name for path in paths) == ["corpus", "own", "qrels", "queries", "run"]
 
 
 def test_a_recipe_travels_with_its_base(tmp_path):

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from raydense.data.settings import MixSettings
 from raydense.forecast import Forecast, Holds, Known
-from raydense.recipes.calibration import Calibration, _to_keep
+from raydense.recipes.calibration import Calibration, _most, _to_keep
 from raydense.recipes.fit import Point, fitted, settled
 from raydense.recipes.planning import Correction
 from raydense.recipes.rates import Rate, amounts_of
+from raydense.recipes.stage import Stage
 
 STORED = Rate({"start": 5.0, "hits": 2e-6, "products": 1e-9}, "", "", 2, 0)
 HERE = Rate({}, "here", "today", 2, 0)
@@ -124,3 +126,11 @@ def test_of_several_stages_of_a_kind_each_counts_for_what_the_others_did_not_sho
         rates = {name: fitted({"many": many, "few": few}[name], STORED, amounts_of(FULL, 2), HERE) for name in order}
         assert _to_keep(calibration, rates)["search"].each["hits"] == pytest.approx(3e-5, rel=0.1)
     assert _to_keep(calibration, {"few": rates["few"]}) == {}
+
+
+def test_the_largest_input_may_stand_in_a_list() -> None:
+    parts = {key: [f"{name}=/x/{name}/{key}" for name in "ab"] for key in ("examples", "queries", "corpus")}
+    known = Known()
+    known.expect({"/x/a/queries": Holds(10), "/x/b/queries": Holds(70)})
+    stages = (Stage("mixed", "mix", MixSettings(**parts, output="/x/o"), ()),)
+    assert _most(Calibration(stages, {}, known, {}, HERE), "queries") == 70

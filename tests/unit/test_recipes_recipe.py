@@ -781,6 +781,12 @@ def test_a_part_that_an_import_will_not_make_is_wrong(tmp_path, missing, note):
     assert (row["state"], row["note"]) == (("wrong", note) if note else ("waits", "for words, data"))
 
 
+def test_the_corpus_of_a_data_set_that_is_named_is_looked_for(tmp_path):
+    data = {"do": "import", "format": "ir_datasets", "input": "beir/scifact/test", "corpus": str(tmp_path / "nowhere")}
+    recipe = Recipe.build({"given": {}, "stages": {"data": data}}, tmp_path / "out", "r.yaml")
+    assert plan(recipe)[0]["note"] == f"corpus: {tmp_path}/nowhere: no such folder; give a folder of kind corpus"
+
+
 @pytest.mark.parametrize("unjudged", [0, 0.5])
 def test_a_sample_has_unjudged_positives_only_where_it_makes_some(tmp_path, unjudged):
     data = {"do": "sample", "unjudged": unjudged}
