@@ -43,7 +43,7 @@ def first_rows(artifact: Artifact, n: int) -> pa.Table:
 
 def _batches(artifact: Artifact, size: int) -> Iterator[pa.RecordBatch]:
     """All rows in order, read file by file; Parquet files at most `size` rows at once."""
-    for name in (file.path for file in artifact.files if any(fnmatch(file.path, one) for one in _FILES[artifact.kind].split())):
+    for name in _files_with_rows(artifact):
         path = str(artifact.file(name))
         if path.endswith(".parquet"):
             with pq.ParquetFile(path) as file:
@@ -55,10 +55,15 @@ def _batches(artifact: Artifact, size: int) -> Iterator[pa.RecordBatch]:
             yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
 
 
+def _files_with_rows(artifact: Artifact) -> list[str]:
+    patterns = _FILES.get(artifact.kind, "").split()
+    return [file.path for file in artifact.files if any(fnmatch(file.path, one) for one in patterns)]
+
+
 def as_html(artifact: Artifact) -> str:
-    """A heading with kind, rows and place; below it the first rows, or the files if the kind has no rows. Nothing is fetched from a bucket."""
+    """A heading with kind, rows and place; below it the first rows, or the files if none has rows. Nothing is fetched from a bucket."""
     heading = f"<b>{escape(artifact.kind)}</b>, {artifact.rows:,} rows, <code>{escape(str(artifact.place))}</code>"
-    if artifact.kind in _FILES and artifact.rows and not artifact.place.everywhere:
+    if artifact.rows and not artifact.place.everywhere and _files_with_rows(artifact):
         return f"{heading}\n{first_rows(artifact, _SHOWN).to_pandas().to_html(index=False)}"
     files = "".join(f"<tr><td>{escape(file.path)}</td><td>{file.bytes:,} bytes</td></tr>" for file in artifact.files)
     return f"{heading}\n<table>{files}</table>"

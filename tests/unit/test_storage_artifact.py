@@ -447,6 +447,15 @@ def test_the_first_rows_are_a_data_frame_read_no_further_than_needed(tmp_path: P
         index.head()
 
 
+def test_a_report_without_queries_shows_its_files(tmp_path: Path) -> None:
+    draft = Draft.open(tmp_path / "compared", "report", {})
+    draft.commit("metrics.json", lambda path: path.write_text("{}"), 2)
+    report = draft.finish(2)
+    assert "<td>metrics.json</td>" in report._repr_html_()
+    with pytest.raises(InputError, match="has no files with rows"):
+        report.head()
+
+
 def test_a_repr_shows_kind_rows_and_place(tmp_path: Path) -> None:
     assert repr(make(tmp_path / "x")) == f"Artifact(kind='run', rows=2, place='{tmp_path}/x')"
 
