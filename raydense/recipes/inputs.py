@@ -12,40 +12,13 @@ from raydense.data.splits import SHARES
 from raydense.errors import InputError
 from raydense.inference.expand_settings import ExpandSettings
 from raydense.mining.settings import Shortage
-from raydense.recipes.stage import Stage
+from raydense.recipes.stage import VERBS, Stage
 from raydense.settings import Settings
 from raydense.storage import Artifact, Place, model_place, named, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import method_of
 from raydense.training.settings import TrainSettings
 
-# What a verb makes, unless its method decides it; a data set has parts, which can be inputs.
-_MAKES = {
-    "sample": "dataset",
-    "import": "dataset",
-    "construct": "dataset",
-    "split": "corpus",
-    "generate": "generated",
-    "expand": "dataset",
-    "oracle": "generated",
-    "filter": "generated",
-    "encode": "embeddings",
-    "index": "index",
-    "compare": "report",
-    "topics": "topics",
-    "search": "run",
-    "rerank": "run",
-    "fuse": "run",
-    "mine": "examples",
-    "label": "examples",
-    "perturb": "queries",
-    "mix": "dataset",
-    "annotate": "annotation",
-    "adjudicate": "qrels",
-    "overlap": "dataset",
-    "analyse": "report",
-    "evaluate": "report",
-}
 # What the models that a verb runs may be, as `Method.models` has it; every model will do for the others, such as one to start from.
 _ENCODES, _SCORES, _WRITES = ("retriever", "encoder"), ("re-ranker",), ("generator",)
 _RUNS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -175,7 +148,7 @@ def _parts(settings: Settings) -> set[str]:
 
 
 def _makes(stage: Stage) -> str:
-    return method_of(stage.settings).artifact if isinstance(stage.settings, LoopSettings) else _MAKES.get(stage.verb, "")
+    return method_of(stage.settings).artifact if isinstance(stage.settings, LoopSettings) else VERBS[stage.verb].makes
 
 
 def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:

@@ -25,6 +25,8 @@ class Verb:
 
     settings: type[Settings]
     home: str
+    makes: str = ""
+    """The kind of what it makes, unless its method decides it, or it is a plain file; a data set has parts, which can be inputs."""
 
     def run(self, settings: Settings) -> Any:
         module, function = self.home.split(":")
@@ -32,33 +34,33 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "sample": Verb(SampleSettings, "raydense.data.sample:sample"),
-    "import": Verb(ImportSettings, "raydense.data.importing:import_dataset"),
-    "construct": Verb(ConstructSettings, "raydense.construction.construct:construct"),
-    "split": Verb(SplitSettings, "raydense.inference.split:split"),
+    "sample": Verb(SampleSettings, "raydense.data.sample:sample", "dataset"),
+    "import": Verb(ImportSettings, "raydense.data.importing:import_dataset", "dataset"),
+    "construct": Verb(ConstructSettings, "raydense.construction.construct:construct", "dataset"),
+    "split": Verb(SplitSettings, "raydense.inference.split:split", "corpus"),
     "export": Verb(ExportSettings, "raydense.data.exporting:export"),
     "train": Verb(TrainSettings, "raydense.refresh.train:train"),
-    "generate": Verb(GenerateSettings, "raydense.inference.generate:generate"),
-    "expand": Verb(ExpandSettings, "raydense.inference.expand:expand"),
-    "oracle": Verb(OracleSettings, "raydense.data.oracle:oracle"),
+    "generate": Verb(GenerateSettings, "raydense.inference.generate:generate", "generated"),
+    "expand": Verb(ExpandSettings, "raydense.inference.expand:expand", "dataset"),
+    "oracle": Verb(OracleSettings, "raydense.data.oracle:oracle", "generated"),
     "pretrain": Verb(PretrainSettings, "raydense.training.pretrain:pretrain"),
-    "encode": Verb(EncodeSettings, "raydense.inference.encode:encode"),
-    "index": Verb(IndexSettings, "raydense.retrieval.index:index"),
-    "compare": Verb(CompareSettings, "raydense.retrieval.compare:compare"),
-    "topics": Verb(TopicsSettings, "raydense.retrieval.topics:topics"),
-    "search": Verb(SearchSettings, "raydense.retrieval.search:search"),
-    "fuse": Verb(FuseSettings, "raydense.evaluation.fuse:fuse"),
-    "filter": Verb(FilterSettings, "raydense.mining.consistency:filter"),
-    "mine": Verb(MineSettings, "raydense.mining.mine:mine"),
-    "label": Verb(LabelSettings, "raydense.mining.label:label"),
-    "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank"),
-    "perturb": Verb(PerturbSettings, "raydense.data.perturbing:perturb"),
-    "mix": Verb(MixSettings, "raydense.data.mixing:mix"),
-    "annotate": Verb(AnnotateSettings, "raydense.construction.annotate:annotate"),
-    "adjudicate": Verb(AdjudicateSettings, "raydense.construction.adjudicate:adjudicate"),
-    "overlap": Verb(OverlapSettings, "raydense.construction.overlap:overlap"),
-    "analyse": Verb(AnalyseSettings, "raydense.construction.analyse:analyse"),
-    "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate"),
+    "encode": Verb(EncodeSettings, "raydense.inference.encode:encode", "embeddings"),
+    "index": Verb(IndexSettings, "raydense.retrieval.index:index", "index"),
+    "compare": Verb(CompareSettings, "raydense.retrieval.compare:compare", "report"),
+    "topics": Verb(TopicsSettings, "raydense.retrieval.topics:topics", "topics"),
+    "search": Verb(SearchSettings, "raydense.retrieval.search:search", "run"),
+    "fuse": Verb(FuseSettings, "raydense.evaluation.fuse:fuse", "run"),
+    "filter": Verb(FilterSettings, "raydense.mining.consistency:filter", "generated"),
+    "mine": Verb(MineSettings, "raydense.mining.mine:mine", "examples"),
+    "label": Verb(LabelSettings, "raydense.mining.label:label", "examples"),
+    "rerank": Verb(RerankSettings, "raydense.inference.rerank:rerank", "run"),
+    "perturb": Verb(PerturbSettings, "raydense.data.perturbing:perturb", "queries"),
+    "mix": Verb(MixSettings, "raydense.data.mixing:mix", "dataset"),
+    "annotate": Verb(AnnotateSettings, "raydense.construction.annotate:annotate", "annotation"),
+    "adjudicate": Verb(AdjudicateSettings, "raydense.construction.adjudicate:adjudicate", "qrels"),
+    "overlap": Verb(OverlapSettings, "raydense.construction.overlap:overlap", "dataset"),
+    "analyse": Verb(AnalyseSettings, "raydense.construction.analyse:analyse", "report"),
+    "evaluate": Verb(EvaluateSettings, "raydense.evaluation.evaluate:evaluate", "report"),
 }
 
 
