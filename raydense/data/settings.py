@@ -150,8 +150,6 @@ class MixSettings(Settings):
     Its parts are queries, examples, qrels and run (if some are given) and corpus (if several are given).
     """
 
-    newer = ("run",)
-
     examples: Folders = artifact("examples", "the examples of each source, as NAME=folder", min_length=2)
     queries: Folders = artifact(
         "queries", "the queries that they name: NAME=folder of each source, or one folder, without a name, for all", min_length=1

@@ -22,9 +22,9 @@ ASIDES = ".*.aside"  # the names that `aside_of` gives
 LEFT_S = 86_400.0
 
 
-def aside_of(file: Path, folder: Path | None = None) -> Path:
-    """A temporary name in the folder of `file`, or in `folder`, under which it is written until it is complete."""
-    return (folder or file.parent) / f".{file.name[-60:]}.{uuid.uuid4().hex}.aside"
+def aside_of(file: Path) -> Path:
+    """A temporary name in the folder of `file`, under which it is written until it is complete."""
+    return file.parent / f".{file.name[-60:]}.{uuid.uuid4().hex}.aside"
 
 
 def is_aside(file: Path) -> bool:
@@ -63,9 +63,9 @@ def walk(folder: Path, enters: Callable[[Path], bool] = lambda _: True, above: f
             yield from walk(path, enters, above)
 
 
-def write_whole(file: Path, content: bytes, aside_in: Path | None = None) -> None:
-    """Write a small file: readers see the old one or the new one. It is written in `aside_in`, or in the folder of `file`, and renamed."""
-    aside = aside_of(file, aside_in)
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a small file: readers see the old one or the new one."""
+    aside = aside_of(file)
     try:
         with open(aside, "wb") as stream:
             stream.write(content)
