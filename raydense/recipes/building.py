@@ -94,7 +94,7 @@ class Builder:
         whole = chosen.all_fields()
         own, values, written = flat(values, whole), without_nulls(values, whole), flat(written, whole)
         self._classes.append((chosen, self._names()))
-        if not getattr(chosen, "chosen_by", None):  # else it may leave out a key of the method that the base has
+        if not chosen.chosen_by:  # else it may leave out a key of the method that the base has
             for key in (key for key, value in own.items() if value is None):
                 chosen.refuse_unknown(key, f"{where}.")
         for key, value in self._defaults_for(chosen, values, own).items():

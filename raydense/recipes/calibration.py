@@ -26,6 +26,7 @@ from raydense.recipes.small import NoSlice, Small
 from raydense.recipes.stage import VERBS, Stage
 from raydense.runtime.progress import muted, say
 from raydense.runtime.session import ensure_ray, joins_cluster, physical_cpus
+from raydense.settings import Settings
 from raydense.storage import Place
 from raydense.training.loop_settings import LoopSettings
 
@@ -264,31 +265,24 @@ def _run(calibration: Calibration, small: Small, number: int, end: float) -> Non
             calibration.refused[stage.name] = f"a slice of it failed: {why(error)}"
         else:
             calibration.refused.pop(stage.name, None)  # a smaller slice of it failed
-            _note(
-                calibration,
-                stage,
-                settings.output,
-                settings.forecast(known),
-                known,
-                Point({}, took, _FIRST_NOISE_S if number == 1 else 0.0),
-            )
+            _note(calibration, stage, settings, known, took, _FIRST_NOISE_S if number == 1 else 0.0)
 
 
-def _note(calibration: Calibration, stage: Stage, output: str, forecast: Forecast, known: Known, point: Point) -> None:
-    """Note the point, with the work that its forecast says, corrected where that counts at most so many queries; and what the stage made."""
-    whole = 1.0
+def _note(calibration: Calibration, stage: Stage, settings: Settings, known: Known, seconds: float, noise: float) -> None:
+    """Note the time and the work that the forecast says, corrected where that counts at most so many queries; and what the stage made."""
+    forecast, whole = settings.forecast(known), 1.0
     for folder, holds in forecast.makes.items():
         actual = known.of(folder)
         if actual is None or isinstance(holds, Model):
             continue
-        part = folder[len(output) :].strip("/")
+        part = folder[len(settings.output) :].strip("/")
         calibration.made.setdefault(stage.name, {}).setdefault(part, []).append((holds, actual))
         if holds.word == "at most" and not part and holds.rows:
             whole = actual.rows / holds.rows
     known.expect({folder: holds for folder, holds in forecast.makes.items() if isinstance(holds, Model)})
     amounts = amounts_of(forecast, calibration.here.cpus)
     work = {key: amount if key == START else amount * whole for key, amount in amounts.items()}
-    calibration.points.setdefault(stage.name, []).append(Point(work, point.seconds, point.noise))
+    calibration.points.setdefault(stage.name, []).append(Point(work, seconds, noise))
 
 
 def _corrections(calibration: Calibration) -> dict[str, dict[str, Correction]]:

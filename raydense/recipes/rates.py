@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from raydense.storage.cache import cache
 
 _OWN = Path(__file__).parent / "rates.json"
 START = "start"
+_KEPT = ("each", "cluster", "date", "cpus", "gpus")
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,9 @@ def stored_rates() -> dict[str, Rate]:
 
 def keep_rates(rates: Mapping[str, Rate]) -> None:
     """Keep rates by kind in the cache, for later plans."""
-    kept = _read(_kept()) | {kind: _plain(rate) for kind, rate in rates.items()}
+    kept = _read(_kept()) | {kind: {key: getattr(rate, key) for key in _KEPT} for kind, rate in rates.items()}
     _kept().parent.mkdir(parents=True, exist_ok=True)
     write_whole(_kept(), json.dumps(kept, indent=1).encode())
-
-
-def _plain(rate: Rate) -> dict[str, Any]:
-    values = asdict(replace(rate, unknowns=(), spread=()))
-    return {key: value for key, value in values.items() if key not in ("unknowns", "spread")}
 
 
 def _kept() -> Path:
@@ -96,6 +92,6 @@ def _read(file: Path) -> dict[str, Any]:
     """What a file has; nothing where it is not there or was damaged."""
     try:
         found = json.loads(file.read_text("utf-8"))
-        return {kind: values for kind, values in found.items() if set(values) == {"each", "cluster", "date", "cpus", "gpus"}}
+        return {kind: values for kind, values in found.items() if set(values) == set(_KEPT)}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

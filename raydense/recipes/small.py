@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from raydense.recipes.inputs import below
 from raydense.recipes.stage import Stage
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.settings import Settings
-from raydense.storage import Place, read_manifest
+from raydense.storage import Place, digest_of, read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import MeasuredSettings, refresh_of
 
@@ -76,15 +75,13 @@ class Small:
 
     def _slice(self, path: str, source: str, kind: str, stage: Stage) -> str:
         """A slice of what lies at `source`, which stands for `path`."""
-        digest = hashlib.sha256(path.encode()).hexdigest()[:8]  # two paths may differ in other characters alone
-        made = self.folder / "slices" / f"{re.sub(r'[^A-Za-z0-9]+', '-', path)[-100:]}-{digest}"
+        plain_path = re.sub(r"[^A-Za-z0-9]+", "-", path)[-100:]
+        made = self.folder / "slices" / f"{plain_path}-{digest_of(path)[:8]}"  # two paths may differ in other characters alone
         holds = self.full.of(path)
-        if holds is None or kind.split(" ")[0] not in ("corpus", "queries", "qrels", "examples"):
+        if holds is None or kind.split(" ")[0] not in ("corpus", "queries", "qrels"):
             raise NoSlice(f"reads {path}, which no stage of the recipe makes")
-        if read_manifest(source) is None:
+        if (found := read_manifest(source)) is None:
             raise NoSlice(f"reads {path}, which is not there")
-        found = read_manifest(source)
-        assert found is not None
         if found["kind"] == "corpus":
             slice_corpus(source, self.rows(holds), max(1, min(holds.files, self.files)), made)
         elif found["kind"] == "queries":
