@@ -38,8 +38,7 @@ from raydense.storage import (
     Draft,
     check_made_with,
     folders_by_name,
-    made_or_begun_from,
-    provenance_of,
+    provenance,
     releases_outputs,
 )
 
@@ -75,7 +74,7 @@ def annotate(settings: AnnotateSettings) -> Artifact:
     what is judged already. InputError on a model that is no trained re-ranker, an unknown query or passage, or runs without a judged
     query.
     """
-    made_from = provenance_of(made_or_begun_from(settings.output), "annotate", settings)
+    made_from = provenance("annotate", settings)
     runs, models = folders_by_name(settings.run, "run"), folders_by_name(settings.model, "model")
     for name, folder in models.items():
         refuse_untrained(folder)

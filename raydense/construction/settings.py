@@ -73,10 +73,6 @@ class AnnotateSettings(Settings, Spread):
         """As for every stage; without models nothing that only they use, and no seed without pairs to review."""
         return super().takes(values) - (set() if values.get("model") else set(_OF_MODEL)) - (set() if values.get("review", 1) else {"seed"})
 
-    def left_open(self) -> set[str]:
-        """A block or a seed without effect: earlier versions took and recorded them."""
-        return (set() if self.model else {"block"}) | (set() if self.review else {"seed"})
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if not self.model:

@@ -20,7 +20,7 @@ from raydense.construction.settings import AnnotateSettings
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.forecast import Known
-from raydense.storage import Artifact, Draft, provenance
+from raydense.storage import Artifact, Draft
 from tests.annotation_world import annotate_settings
 from tests.mining_world import worlds, write_trained
 
@@ -261,12 +261,3 @@ def test_a_seed_of_no_page_is_refused() -> None:
         AnnotateSettings.read({**asked, "seed": 3})
     assert "seed" not in AnnotateSettings.takes(asked)
     assert "seed" in AnnotateSettings.takes(asked | {"review": 1})
-
-
-def test_pairs_for_which_a_block_and_a_seed_were_given_without_effect_stay_valid(tmp_path: Path) -> None:
-    """Earlier versions took them, and recorded them."""
-    asked = world_of(tmp_path, review=0)
-    made_from = provenance("annotate", asked)
-    begun = {**made_from, "settings": made_from["settings"] | {"block": 64, "seed": 3}}
-    before = Draft.open(asked.output, "annotation", begun).finish(0)
-    assert annotate(asked).fingerprint == before.fingerprint
