@@ -1,13 +1,12 @@
 """Places where bytes lie, and the artifacts that stages hand to each other."""
 
-from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, damaged_file, read_manifest, verify, verify_all
-from raydense.storage.bucket_place import BucketPlace
+from raydense.storage import bucket_place, local_place  # noqa: F401 - each registers its kind of place
+from raydense.storage.artifact import MANIFEST, WORK, Artifact, File, damaged_file, read_manifest, verify_all
 from raydense.storage.digest import digest_of, write_json
 from raydense.storage.draft import Draft
 from raydense.storage.files import write_whole
 from raydense.storage.holds import releases_outputs, stays_held
-from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
-from raydense.storage.local_place import LocalPlace
+from raydense.storage.hub_place import is_hub_name, model_place
 from raydense.storage.paths import named, safe_name
 from raydense.storage.place import Found, Place, checked, visible
 from raydense.storage.provenance import (
@@ -29,12 +28,9 @@ __all__ = [
     "MANIFEST",
     "WORK",
     "Artifact",
-    "BucketPlace",
     "Draft",
     "File",
     "Found",
-    "HubPlace",
-    "LocalPlace",
     "Place",
     "begun_from",
     "check_made_with",
@@ -59,7 +55,6 @@ __all__ = [
     "releases_outputs",
     "safe_name",
     "stays_held",
-    "verify",
     "verify_all",
     "versions",
     "visible",

@@ -224,11 +224,6 @@ def _wrong_parts(place: Place, manifest: dict[str, Any]) -> Iterator[tuple[Place
             yield place, name, f"is not the {name} that the data set was made with (fingerprint)"
 
 
-def verify(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """The path of each damaged file at and below `folder`, and what is wrong with it."""
-    return [(file, wrong) for _, file, wrong in verify_all(folder) if wrong]
-
-
 def _wrong(place: Place, found: tuple[File, Found | None]) -> str:
     file, there = found
     if not safe_name(file.path):

@@ -43,7 +43,6 @@ from raydense.retrieval.vectors import Vectors
 from raydense.retrieval.words import Words
 from raydense.storage import (
     Artifact,
-    BucketPlace,
     Draft,
     Place,
     bucket,
@@ -54,10 +53,11 @@ from raydense.storage import (
     lease,
     named,
     named_folders,
-    verify,
 )
+from raydense.storage.bucket_place import BucketPlace
 from raydense.storage.credentials import profile_options
 from raydense.storage.lease import Lease
+from tests.damaged import damaged
 from tests.embeddings import write_embeddings
 from tests.mining_world import write_trained
 from tests.s3_server import BUCKET, SECRET, environment, proxy
@@ -856,7 +856,7 @@ def test_what_was_replaced_is_found_where_another_file_is_gone(store: str) -> No
     _commit(again, "other.txt")
     _commit(again, "gone.txt")
     assert again.finish(3).fingerprint == made.fingerprint
-    assert verify(place) == []
+    assert damaged(place) == []
 
 
 def test_a_replaced_file_of_unfinished_work_is_made_again_and_only_doubtful_ones_are_read(
@@ -878,16 +878,16 @@ def test_a_replaced_file_of_unfinished_work_is_made_again_and_only_doubtful_ones
     assert set(resumed.committed()) == {"same.txt", "copied.txt"}
     assert sorted(read) == ["copied.txt", "other.txt"]
     _commit(resumed, "other.txt")
-    assert verify(resumed.finish(3).place) == []
+    assert damaged(resumed.finish(3).place) == []
 
 
 def test_verify_reads_the_checksums_of_a_bucket(store: str) -> None:
     made = _corpus(f"{store}/corpus")
-    assert verify(made.place) == []
+    assert damaged(made.place) == []
     content = (made.place / made.files[0].path).read()
     assert content is not None
     (made.place / made.files[0].path).write(bytes([content[0] ^ 1]) + content[1:])
-    assert verify(made.place) == [(made.files[0].path, "holds other bytes than were written (sha256)")]
+    assert damaged(made.place) == [(made.files[0].path, "holds other bytes than were written (sha256)")]
 
 
 def test_of_two_writers_after_an_outage_one_finishes(store: str) -> None:

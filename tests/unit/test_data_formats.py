@@ -32,7 +32,8 @@ from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
-from raydense.storage import Artifact, Draft, verify
+from raydense.storage import Artifact, Draft
+from tests.damaged import damaged
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -1132,4 +1133,4 @@ def test_a_damaged_part_of_a_data_set_alone_is_made_again(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "data" / "qrels")
     assert import_dataset(settings).manifest == made.manifest
     assert (tmp_path / "data" / "queries" / "queries.parquet").stat().st_mtime_ns == kept
-    assert verify(tmp_path / "data") == []
+    assert damaged(tmp_path / "data") == []

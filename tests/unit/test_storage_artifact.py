@@ -35,10 +35,10 @@ from raydense.storage import (
     holds,
     releases_outputs,
     stays_held,
-    verify,
     write_json,
 )
 from raydense.storage.files import locked
+from tests.damaged import damaged
 
 
 def put(draft: Draft, name: str, text: str = "text") -> None:
@@ -252,11 +252,11 @@ def test_reading_large_committed_files_again_shows_how_far_it_is(
 
 def test_verify_names_each_damaged_file(tmp_path: Path) -> None:
     made = make(tmp_path / "x")
-    assert verify(tmp_path / "x") == []
+    assert damaged(tmp_path / "x") == []
     (tmp_path / "x" / "one.txt").write_text("TEXT")
-    assert verify(made) == [("one.txt", "holds other bytes than were written (sha256)")]
+    assert damaged(made) == [("one.txt", "holds other bytes than were written (sha256)")]
     (tmp_path / "x" / "deep" / "two.txt").unlink()
-    assert verify(made) == [("deep/two.txt", "missing"), ("one.txt", "holds other bytes than were written (sha256)")]
+    assert damaged(made) == [("deep/two.txt", "missing"), ("one.txt", "holds other bytes than were written (sha256)")]
 
 
 def test_verify_sees_through_links_to_folders(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_verify_sees_through_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "out/linked").symlink_to(made.place)
     (tmp_path / "elsewhere/x/back").symlink_to(tmp_path / "out")
     (tmp_path / "elsewhere/x/one.txt").write_text("TEXT")
-    assert verify(tmp_path / "out") == [("one.txt", "holds other bytes than were written (sha256)")]
+    assert damaged(tmp_path / "out") == [("one.txt", "holds other bytes than were written (sha256)")]
 
 
 def test_verify_leaves_out_what_a_stage_is_at_work_on(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_verify_leaves_out_what_a_stage_is_at_work_on(tmp_path: Path) -> None:
     (work / "aside-0/half").write_text("half")
     (work / "manifest.json").write_bytes((tmp_path / "x/manifest.json").read_bytes())
     with before("os.listdir", str(work / "aside-0"), lambda: shutil.rmtree(work / "aside-0")):
-        assert verify(tmp_path) == []
+        assert damaged(tmp_path) == []
 
 
 def test_other_kind_no_folder_no_manifest_and_newer_format(tmp_path: Path) -> None:
