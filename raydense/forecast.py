@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from raydense.storage import Place, read_manifest
@@ -155,9 +154,9 @@ def tokens(characters: float, length: int) -> float:
     return min(float(length), characters / _TOKEN_CHARACTERS + _SPECIAL_TOKENS)
 
 
-def below(folder: str, *parts: str) -> str:
+def part_of(folder: str, *parts: str) -> str:
     """The path of a part of a data set or of a folder of models."""
-    return str(Path(folder, *parts)) if "://" not in folder else "/".join([folder.rstrip("/"), *parts])
+    return str(Place.of(folder) / "/".join(parts))
 
 
 def total(held: Iterable[Holds | None]) -> Holds | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, below, fewest, tokens, total
+from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, fewest, part_of, tokens, total
 from raydense.inference.settings import BATCH, SPREAD, Spread, pairs_forecast
 from raydense.models.encoder_folder import is_reranker
 from raydense.models.model_size import model_of
@@ -193,7 +193,7 @@ class OverlapSettings(Settings, Spread):
         train, asked = known.of(self.train), total(map(known.of, self.splits.values()))
         if not train or not asked:
             return Forecast()
-        makes = {below(self.output, part): replace(found, word="at most") for part, of in self.parts.items() if (found := known.of(of))}
+        makes = {part_of(self.output, part): replace(found, word="at most") for part, of in self.parts.items() if (found := known.of(of))}
         needs, both = f"{asked} queries against {train} training queries", train.rows + asked.rows
         if not self.model:
             return Forecast(needs, makes, "overlap", {"queries": float(both)}, PROCESS_BYTES)

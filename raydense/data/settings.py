@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
 from raydense.errors import did_you_mean
-from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, below, total
+from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, part_of, total
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 from raydense.storage import named, named_folders
 
@@ -73,7 +73,7 @@ class SampleSettings(Settings):
         splits = {f"qrels/{split}": Holds(n, "", 1.2, 9.0 * n) for split, n in asked.items()}
         if self.unjudged:
             splits["qrels/unjudged"] = Holds(self.train_queries, "at most", 1.2, 9.0 * self.train_queries)
-        makes = {below(self.output, part): holds for part, holds in {"corpus": corpus, "queries": queries, **splits}.items()}
+        makes = {part_of(self.output, part): holds for part, holds in {"corpus": corpus, "queries": queries, **splits}.items()}
         needs = f"{corpus} passages and {queries} queries to make"
         work = {"passages": float(self.passages), "queries": float(n)}
         return Forecast(needs, makes, "sample", work, PROCESS_BYTES + 30 * self.passages)
@@ -138,7 +138,7 @@ class ImportSettings(Settings):
         unknown = "what it holds shows when it has run"
         if not parts:
             return Forecast(unknown)
-        makes = {below(self.output, part): holds for part, holds in parts.items()}
+        makes = {part_of(self.output, part): holds for part, holds in parts.items()}
         passages = parts.get("corpus", Holds(0))
         what = ", ".join(f"{parts[part]} {word}" for part, word in (("corpus", "passages"), ("queries", "queries")) if part in parts)
         return Forecast(f"{what} to read" if what else unknown, makes, "import", {"bytes": source}, PROCESS_BYTES + 30 * passages.rows)
@@ -209,10 +209,10 @@ class MixSettings(Settings):
         weights = self.weights or [1.0] * len(of_source)
         drawn = sum(round(weight * one.rows) for weight, one in zip(weights, of_source, strict=True) if one)
         examples = replace(examples, drawn=drawn)
-        makes = {below(self.output, "examples"): examples, below(self.output, "queries"): queries}
+        makes = {part_of(self.output, "examples"): examples, part_of(self.output, "queries"): queries}
         corpora = [known.of(named(folder)[1]) for folder in self.corpus]
         if len(corpora) > 1 and (corpus := total(corpora)):
-            makes[below(self.output, "corpus")] = replace(corpus, word="at most")
+            makes[part_of(self.output, "corpus")] = replace(corpus, word="at most")
         needs = f"{examples} examples of {len(self.examples)} sources"
         return Forecast(needs, makes, "mix", {"examples": float(examples.rows)}, 2 * PROCESS_BYTES)
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, below, fewest, tokens
+from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest, part_of, tokens
 from raydense.inference.endpoint_settings import EndpointSettings
 from raydense.inference.settings import PRECISION, WriterSettings
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Words, artifact, group, setting
@@ -75,7 +75,7 @@ class ExpandSettings(WriterSettings):
         makes = {}
         for kind in self.kinds:
             each = queries.each + _CHARACTERS[kind]
-            makes[below(self.output, "queries", kind)] = Holds(queries.rows, queries.word, each, queries.rows * each)
+            makes[part_of(self.output, "queries", kind)] = Holds(queries.rows, queries.word, each, queries.rows * each)
         asked, written = len(self.kinds) * queries.rows, sum(_CHARACTERS[kind] for kind in self.kinds) / len(self.kinds)
         needs = f"{queries} queries x {len(self.kinds)} contexts"
         if self.endpoint:

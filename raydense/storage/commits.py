@@ -99,8 +99,7 @@ class Commits:
 
     def restore(self, files: list[File]) -> None:
         """Record the files of a finished output, so that work on it can continue; without versions, since their content was not checked."""
-        for file in files:
-            (self._records / record_name(file.path)).write_text(as_json(Commit(file).as_record()))
+        together(lambda file: (self._records / record_name(file.path)).write_text(as_json(Commit(file).as_record())), files)
 
     def drop_damaged(self) -> None:
         """Drop the records of files that are missing or have changed: these files are made again, the others stay.
@@ -118,8 +117,8 @@ class Commits:
         damaged += self._changed(doubtful)
         if damaged:
             log_damaged(self.place, damaged)
+        together(lambda file: (self._records / record_name(file.path)).delete(), damaged)
         for file in damaged:
-            (self._records / record_name(file.path)).delete()
             self._own(file.path).unlink(missing_ok=True)
 
     def _changed(self, files: list[File]) -> list[File]:

@@ -62,9 +62,8 @@ class HubPlace(LocalPlace, schemes=(HUB,)):
     def located(self) -> str:
         return str(self)
 
-    @staticmethod
-    def fetches(name: str) -> bool:
-        """Whether raydense fetches and reads the file: other tools put more of the same commit into the folder."""
+    def is_part(self, name: str) -> bool:
+        """As `Place.is_part`: other tools put more of the same commit into the folder."""
         return any(fnmatchcase(name, pattern) for pattern in _FILES)  # as huggingface_hub matches them
 
 

@@ -206,6 +206,10 @@ class Place(os.PathLike[str]):
     def local(self) -> Path:
         """The path on this machine of the file, or of the folder with all its files. InputError if a bucket has nothing there."""
 
+    def is_part(self, name: str) -> bool:
+        """Whether raydense reads the file `name` in the folder."""
+        return True
+
     def source(self) -> Path:
         """As `local`, for what is made from it: of a bucket without the outputs of raydense in the folder, which are no part of it."""
         return self.local()

@@ -13,7 +13,7 @@ from raydense.errors import InputError
 from raydense.storage.artifact import MANIFEST, Artifact, is_output, read_manifest, replaced
 from raydense.storage.digest import digest_of
 from raydense.storage.files import sha256_of, walk
-from raydense.storage.hub_place import HubPlace, is_hub_name, model_place
+from raydense.storage.hub_place import is_hub_name, model_place
 from raydense.storage.paths import named
 from raydense.storage.place import Place
 
@@ -46,9 +46,8 @@ def fingerprint_of(path: str | os.PathLike[str]) -> str:
         return found.fingerprint
     source = place.source()
     if source.is_dir():
-        files = [file for file in walk(source, _is_part) if not file.name.startswith(".")]
-        if isinstance(place, HubPlace):
-            files = [file for file in files if place.fetches(file.relative_to(source).as_posix())]
+        files = [file for file in walk(source, _enters) if not file.name.startswith(".")]
+        files = [file for file in files if place.is_part(file.relative_to(source).as_posix())]
     elif source.is_file():
         files = [source]
     else:
@@ -84,7 +83,7 @@ def _refuse_rewritten(found: Artifact) -> None:
             raise InputError("was written to after raydense made it", found.place / file.path, fix)
 
 
-def _is_part(folder: Path) -> bool:
+def _enters(folder: Path) -> bool:
     """Whether a folder in a source is a part of it: not if it is hidden or raydense made it."""
     return not folder.name.startswith(".") and not is_output(folder)
 
@@ -128,8 +127,8 @@ def refuse_inside(settings: Any) -> None:
 
 
 def _real(path: str) -> PurePath:
-    located = Place.of(path).located
-    return PurePath(located if "://" in located else os.path.realpath(located))
+    place = Place.of(path)
+    return PurePath(place.located if place.everywhere else os.path.realpath(place.located))
 
 
 def provenance_of(there: dict[str, Any], stage: str, settings: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from raydense.forecast import PASSAGE_CHARACTERS, QUERY_CHARACTERS, Forecast, Holds, Known, Model, below, fewest, tokens, total
+from raydense.forecast import PASSAGE_CHARACTERS, QUERY_CHARACTERS, Forecast, Holds, Known, Model, fewest, part_of, tokens, total
 from raydense.models.model_size import model_of
 from raydense.runtime.progress import say
 from raydense.settings import flat
@@ -32,7 +32,7 @@ def training_forecast(settings: LoopSettings, known: Known) -> Forecast:
     needs = ", ".join(part for part in (_said(settings, steps, examples), memory) if part)
     makes: dict[str, Holds] = {settings.output: made} if made else {}
     if made and method_of(settings).artifact == "joint":
-        makes |= {below(settings.output, part): replace(made, bytes=0.0) for part in ("retriever", "reranker")}
+        makes |= {part_of(settings.output, part): replace(made, bytes=0.0) for part in ("retriever", "reranker")}
     if steps is None or made is None:
         return Forecast(needs, makes)
     models = [made, *(replace(other, passage_length=_lengths(settings, other)["passage_length"]) for other in starts[1:] if other)]
