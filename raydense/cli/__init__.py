@@ -19,22 +19,22 @@ import click
 from raydense import __version__
 from raydense.cli.asking import AskSettings, answer, read_search, search_flags
 from raydense.cli.examples import example_of
-from raydense.cli.flags import SUITE, Command, add_verbosity, common_flags, flags_of, join, read, read_evaluate
+from raydense.cli.flags import Command, add_verbosity, common_flags, join, read
 from raydense.cli.jobs import JobError
 from raydense.cli.plan import plan_command
 from raydense.cli.pools import pool_group
 from raydense.cli.recipes import demo_command, run_command
 from raydense.cli.serving import serve_command
 from raydense.cli.submit import submissions_of
+from raydense.cli.suite import evaluate_flags, evaluate_suite, read_evaluate
 from raydense.cli.visibility import check_submission
 from raydense.errors import fixable
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.evaluation.table import comparison_table, measures_runs
 from raydense.recipes.stage import VERBS, Stage, Verb
-from raydense.recipes.suite import Suite, run_suite, write_tables
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.own_ray import end_with_own_ray
-from raydense.runtime.progress import Progress, say, say_error
+from raydense.runtime.progress import Progress, say_error
 from raydense.runtime.signals import handle
 from raydense.storage import Place, verify_all
 
@@ -52,28 +52,18 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
 
 def _evaluate_command() -> click.Command:
     """The verb `evaluate`, which with --suite has settings of its own."""
-    runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
 
     def call(config: str | None, as_json: bool, address: str | None, **flags: Any) -> None:
         settings = read_evaluate(config, flags)
         join(address)
         check_submission([Stage("evaluate", "evaluate", settings, ())])
         if isinstance(settings, SuiteSettings):
-            _run_suite(Suite.read(settings), as_json)
+            evaluate_suite(settings, as_json)
         else:
             _print_result("evaluate", VERBS["evaluate"].run(settings), as_json)
 
-    of_runs, of_suite = flags_of(EvaluateSettings), [flag for flag in flags_of(SuiteSettings) if flag.name not in runs]
-    for flag in of_suite:
-        flag.section = SUITE
-    for flag in of_runs:
-        if flag.name == "metrics":
-            flag.help = f"{flag.help}; with --suite  [{' '.join(suite['metrics'].default)}]"
-    for flag in (*of_runs, *of_suite):
-        if flag.name != "output":
-            flag.help = str(flag.help).replace("  [required]", "")
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (EvaluateSettings, SuiteSettings))
-    return Command("evaluate", params=[*of_runs, *of_suite, *common_flags()], callback=call, help=words)
+    return Command("evaluate", params=[*evaluate_flags(), *common_flags()], callback=call, help=words)
 
 
 def _search_command() -> click.Command:
@@ -90,15 +80,6 @@ def _search_command() -> click.Command:
 
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (SearchSettings, AskSettings))
     return Command("search", params=[*search_flags(), *common_flags()], callback=call, help=words)
-
-
-def _run_suite(suite: Suite, as_json: bool) -> None:
-    failed = run_suite(suite)
-    summary, table = write_tables(suite, failed)
-    print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
-    say(f"table: {suite.settings.output}/suite.md")
-    if failed:
-        raise next(iter(failed.values()))
 
 
 def _print_result(verb: str, result: Any, as_json: bool) -> None:

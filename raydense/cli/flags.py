@@ -1,4 +1,4 @@
-"""Flags made from settings, and the settings and recipes read from what was given."""
+"""Flags made from settings, the settings read from what was given, and flags that several commands have."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ import click
 from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
-from raydense.errors import InputError, InputErrors
-from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
+from raydense.errors import InputErrors
 from raydense.recipes.content import load_yaml
-from raydense.recipes.recipe import Recipe
-from raydense.recipes.stage import Stage
-from raydense.recipes.sweep import Sweep
 from raydense.runtime.verbosity import QUIET, VARIABLE, VERBOSE
 from raydense.settings import BaseSettings, put
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
-SUITE = "With --suite: one table over many test sets, in place of runs"
 _SECTIONS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
 
 _ARTIFACTS, _FOLDER = {"source": "PATH", "model": "MODEL"}, "FOLDER"  # a model may be one of the Hub, a source a file
 
 _FLAGS = f"{__name__}.flags"
-_CONFIG = "a YAML file with keys of the command, or leave --config out"
+AS_JSON = "print the result as one JSON object on standard output"
+ADDRESS = "the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"
+CONFIG = "a YAML file with keys of the command, or leave --config out"
 
 
 class Command(click.Command):
@@ -62,12 +59,12 @@ class Command(click.Command):
             return self.settings
         key = self.settings.chosen_by
         config, given = _word_of(args, "config"), _word_of(args, key.replace("_", "-"))
-        found = {key: given} if given else load_yaml(config, _CONFIG) if config else {}
+        found = {key: given} if given else load_yaml(config, CONFIG) if config else {}
         return self.settings.chosen(found, "--" if given else f"{config}: ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Inputs": [], "Settings": []}
-        last: dict[str, list[tuple[str, str]]] = {_SECTIONS["resource"]: [], SUITE: [], "Options": []}
+        last: dict[str, list[tuple[str, str]]] = {_SECTIONS["resource"]: [], "Options": []}
         for param in self.get_params(ctx):
             record, section = param.get_help_record(ctx), getattr(param, "section", "Options")
             if record:
@@ -171,7 +168,7 @@ def _section(settings_class: type[BaseSettings], key: str, field: FieldInfo) -> 
 
 def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str, Any]) -> SomeSettings:
     """The settings of a file, overridden by those given as flags."""
-    values = load_yaml(config, _CONFIG) if config else {}
+    values = load_yaml(config, CONFIG) if config else {}
     given = {key: value[0] if isinstance(value, tuple) and len(value) == 1 else value for key, value in flags.items()}
     given = {key: value for key, value in given.items() if value is not None and value != ()}
     as_flags = given.keys() | {"output"} - values.keys()  # a file that many outputs share has none
@@ -183,25 +180,12 @@ def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str
         raise several.args[0] from None  # of flags the first fault alone: the help shows the rest
 
 
-def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings | SuiteSettings:
-    """As `read`, for `evaluate`: the settings with --suite are others; InputError if a flag belongs to the other kind."""
-    runs, suite = EvaluateSettings.model_fields, SuiteSettings.model_fields
-    given = [*(load_yaml(config, _CONFIG) if config else {}), *(key for key, value in flags.items() if value not in (None, ()))]
-    settings_class: type[EvaluateSettings] | type[SuiteSettings]
-    settings_class, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
-    for key in given:
-        if key in other and key not in settings_class.model_fields:
-            what, fix = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
-            raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", fix)
-    return read(settings_class, config, {key: value for key, value in flags.items() if key in settings_class.all_fields()})
-
-
 def common_flags() -> list[click.Parameter]:
     """The flags that every verb has."""
     return [
         Flag(["--config"], metavar="FILE", help="YAML with any of these keys; flags override it"),
-        Flag(["--json", "as_json"], is_flag=True, help="print the result as one JSON object on standard output"),
-        Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
+        Flag(["--json", "as_json"], is_flag=True, help=AS_JSON),
+        Flag(["--address"], metavar="ADDRESS", help=ADDRESS),
     ]
 
 
@@ -228,19 +212,3 @@ def join(address: str | None) -> None:
     """Have this process join the Ray cluster at `address` when it needs Ray, where one is given."""
     if address:
         os.environ["RAY_ADDRESS"] = address  # as Ray itself sets it inside a job; a stage joins when it needs Ray
-
-
-def read_recipe(file: str, output: str, changes: tuple[str, ...], concurrent: int = 1) -> Recipe | Sweep:
-    """The recipe in a file, or the sweep where it has `sweep:`; InputError where several trials are to be concurrent and there is one."""
-    if not output:
-        raise InputError("is empty", "--output", "give the folder for the outputs of all stages")
-    sweep = Sweep.read(file, output, changes)
-    if sweep is None and concurrent > 1:
-        raise InputError("there is one trial, as the recipe has no `sweep:`", "--concurrent", "leave it out")
-    return Recipe.read(file, output, changes) if sweep is None else sweep
-
-
-def stages_of(work: Recipe | Sweep) -> list[Stage]:
-    """All stages of a recipe, or of all trials of a sweep."""
-    recipes = [work] if isinstance(work, Recipe) else [trial.recipe for trial in work.trials]
-    return [stage for recipe in recipes for stage in recipe.stages]

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from raydense.cli.flags import join, read_recipe
-from raydense.cli.recipes import recipe_argument, recipe_options
+from raydense.cli.flags import join
+from raydense.cli.recipes import read_recipe, recipe_argument, recipe_options
 from raydense.errors import InputError
 from raydense.recipes.content import recipe_named
 from raydense.recipes.planning import Measured, Prices, total_of

@@ -1,4 +1,4 @@
-"""`run`, `plan` and `demo`: the stages of a recipe, or of every trial of a sweep, on the command line."""
+"""`run` and `demo`: the stages of a recipe, or of every trial of a sweep, on the command line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from raydense.cli.flags import join, read_recipe, stages_of
+from raydense.cli.flags import ADDRESS, AS_JSON, join
 from raydense.cli.visibility import check_submission
-from raydense.errors import why
+from raydense.errors import InputError, why
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import comparison_table
 from raydense.recipes.content import recipe_file, recipe_named, recipe_names
 from raydense.recipes.recipe import Recipe, run, seconds_behind
+from raydense.recipes.stage import Stage
 from raydense.recipes.sweep import Sweep, write_tables
 from raydense.recipes.sweep_run import run_sweep
 from raydense.runtime.progress import say, say_error
@@ -33,14 +34,30 @@ def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option(
         "--set", "changes", multiple=True, metavar="STAGE.KEY=VALUE", help="change a setting of the recipe (also seed=N)"
     )(command)
-    command = click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")(command)
+    command = click.option("--json", "as_json", is_flag=True, help=AS_JSON)(command)
     return click.option("--output", required=True, metavar="PATH", help="the folder for the outputs of all stages")(command)
+
+
+def read_recipe(file: str, output: str, changes: tuple[str, ...], concurrent: int = 1) -> Recipe | Sweep:
+    """The recipe in a file, or the sweep where it has `sweep:`; InputError where several trials are to be concurrent and there is one."""
+    if not output:
+        raise InputError("is empty", "--output", "give the folder for the outputs of all stages")
+    sweep = Sweep.read(file, output, changes)
+    if sweep is None and concurrent > 1:
+        raise InputError("there is one trial, as the recipe has no `sweep:`", "--concurrent", "leave it out")
+    return Recipe.read(file, output, changes) if sweep is None else sweep
+
+
+def stages_of(work: Recipe | Sweep) -> list[Stage]:
+    """All stages of a recipe, or of all trials of a sweep."""
+    recipes = [work] if isinstance(work, Recipe) else [trial.recipe for trial in work.trials]
+    return [stage for recipe in recipes for stage in recipe.stages]
 
 
 @click.command("run")
 @recipe_argument
 @recipe_options
-@click.option("--address", metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine")
+@click.option("--address", metavar="ADDRESS", help=ADDRESS)
 @click.option(
     "--concurrent",
     default=1,
@@ -104,7 +121,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
 @click.command("demo")
 @click.option("--output", default="demo", metavar="PATH", help="the folder for the outputs  [demo]")
 @click.option("--seed", default=1, metavar="INT", type=int, help="another seed, another sample data set  [1]")
-@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object on standard output")
+@click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 def demo_command(output: str, seed: int, as_json: bool) -> None:
     """Make a sample data set and run the whole chain on it: BM25, two retrievers, a re-ranker, a report. About five minutes on two cores.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from raydense.cli.flags import Command, Flag, join, read
+from raydense.cli.flags import ADDRESS, Command, Flag, join, read
 from raydense.runtime.progress import say
 from raydense.runtime.signals import handle
 from raydense.serving.settings import ServeSettings
@@ -27,7 +27,7 @@ def serve_command() -> click.Command:
             ["--host"], default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0: for all who reach this machine  [127.0.0.1]"
         ),
         Flag(["--port"], default=8000, type=click.IntRange(1, 65_535), metavar="INT", help="the port  [8000]"),
-        Flag(["--address"], metavar="ADDRESS", help="the Ray cluster to join; by default RAY_ADDRESS, else Ray is started on this machine"),
+        Flag(["--address"], metavar="ADDRESS", help=ADDRESS),
     ]
     return Command("serve", settings=ServeSettings, params=where, callback=_serve, help=ServeSettings.__doc__)
 

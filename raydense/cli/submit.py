@@ -11,8 +11,10 @@ import click
 
 from raydense.cli import jobs
 from raydense.cli.asking import SECTION
-from raydense.cli.flags import Command, Flag, read, read_evaluate, read_recipe, stages_of
+from raydense.cli.flags import Command, Flag, read
 from raydense.cli.job_process import JobProcess
+from raydense.cli.recipes import read_recipe, stages_of
+from raydense.cli.suite import read_evaluate
 from raydense.cli.visibility import refuse_local
 from raydense.cli.work import Work, announce, recipe_work, verb_work
 from raydense.errors import InputError

@@ -14,7 +14,9 @@ from beir_sets import make_set
 import raydense as rd
 from raydense.cli import app
 from raydense.cli.asking import read_search
-from raydense.cli.flags import read, read_evaluate, read_recipe
+from raydense.cli.flags import read
+from raydense.cli.recipes import read_recipe
+from raydense.cli.suite import read_evaluate
 from raydense.data.tables import commit_table, read_table
 from raydense.recipes.recipe import Recipe, plan
 from raydense.recipes.stage import VERBS
