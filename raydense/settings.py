@@ -49,7 +49,7 @@ def _place(item: str) -> str:
 
 
 class BaseSettings(BaseModel):
-    """Settings that a user gives: unknown keys are refused, and the first fault is one line.
+    """Settings that a user gives: unknown keys are refused, and each fault is one line.
 
     A field whose type is a class of settings, or that class or None, is a group. Its keys are written `dev: {every: 200}` in a
     file, `--dev.every 200` on the command line, and `dev.every` in messages and fingerprints. `renamed` maps old keys, which

@@ -1,4 +1,4 @@
-"""The settings of the stages that make, read and write data sets: `sample`, `import` and `export`."""
+"""The settings of the stages that make, read and write data sets: `sample`, `import`, `mix`, `oracle`, `perturb` and `export`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class HiddenSettings(BaseSettings):
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
-    newer = ("strict", "titles", "fill_splits")  # what a strict import takes, the other takes as it is
+    newer = ("strict", "titles", "fill_splits")  # of `strict`: what a strict import takes, the other takes as it is
 
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
