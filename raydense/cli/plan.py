@@ -66,32 +66,29 @@ def plan_command(
         if given is not None and not calibrate:
             raise InputError("nothing is measured without --calibrate", flag, "leave it out, or give --calibrate")
     recipe = recipe_named(recipe)
-    read = read_recipe(recipe, output, changes)
-    sweep = None if isinstance(read, Recipe) else read
-    prices = Prices(price_gpu_hour, price_cpu_hour)
-
-    def planned(measured: Measured | None) -> list[dict[str, Any]]:
-        return plan(read, measured, prices) if isinstance(read, Recipe) else plan_sweep(read, measured, prices)
-
-    rows = planned(None)
+    read, prices = read_recipe(recipe, output, changes), Prices(price_gpu_hour, price_cpu_hour)
+    rows = _planned(read, None, prices)
     if calibrate and not any(row["stops"] for row in rows) and any(row["state"] != "done" for row in rows):
         from raydense.recipes.calibration import calibrate as measure
 
         join(address)
         small = read if isinstance(read, Recipe) else trial_to_calibrate(read, rows).recipe
-        rows = planned(measure(small, calibrate_seconds or _CALIBRATE_S))
-    total = total_of(rows)
+        rows = _planned(read, measure(small, calibrate_seconds or _CALIBRATE_S), prices)
     if as_json:
-        trials = {} if sweep is None else {"trials": [trial.name for trial in sweep.trials]}
-        print(json.dumps({**trials, "stages": rows, "total": total}, ensure_ascii=False))
-    elif sweep is None:
-        _print_stages(rows)
-        _print_figures(rows, total, bool(prices))
+        trials = {} if isinstance(read, Recipe) else {"trials": [trial.name for trial in read.trials]}
+        print(json.dumps({**trials, "stages": rows, "total": total_of(rows)}, ensure_ascii=False))
     else:
-        _print_trials(sweep, rows)
-        _print_figures(rows, total, bool(prices))
+        if isinstance(read, Recipe):
+            _print_stages(rows)
+        else:
+            _print_trials(read, rows)
+        _print_figures(rows, total_of(rows), bool(prices))
     if wrong := {row["stage"]: row["note"] for row in rows if row["stops"]}:
         raise InputError(f"a run would stop at stage{'s' * (len(wrong) > 1)} {', '.join(wrong)}", recipe, next(iter(wrong.values())))
+
+
+def _planned(read: Recipe | Sweep, measured: Measured | None, prices: Prices) -> list[dict[str, Any]]:
+    return plan(read, measured, prices) if isinstance(read, Recipe) else plan_sweep(read, measured, prices)
 
 
 def _print_stages(rows: list[dict[str, Any]]) -> None:

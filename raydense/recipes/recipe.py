@@ -98,24 +98,31 @@ def state(stage: Stage) -> tuple[str, str]:
         made_from = json.loads(json.dumps(provenance_of(there, stage.verb, stage.settings)))
     except InputError as error:
         return ("changed", "its inputs are gone: " + str(error)) if manifest else ("waits", f"for {', '.join(stage.needs) or error}")
-    gone = _gone_source(stage)
     if manifest:
-        if gone:  # what was made of it is here: it need not be
-            made_from["inputs"] |= {key: there["inputs"].get(key) for key, path in _sources(stage) if path == gone}
-        if other := differences(there, made_from):
-            return "changed", f"made from something else ({other}); {_remedy(stage, there, made_from, gone)}"
-        if stage.verb not in _TRAININGS and (damaged := damaged_file(folder)):
-            return "begun", f"as {damaged} is missing or damaged"
-        words = (f"{manifest['rows']:,} rows" if manifest["rows"] else "", f"its source {gone} is gone" if gone else "")
-        return "done", "; ".join(word for word in words if word)
-    if begun is not None:
-        if gone:
-            return "changed", f"begun, and its source {gone} is gone: put it back to go on"
-        other = differences(there, made_from)
-        if other:
-            return "changed", f"begun from something else ({other}); delete {folder} to start over"
-        return "begun", progress(stage)
-    return "ready", ""
+        return _state_of_made(stage, manifest, made_from)
+    return ("ready", "") if begun is None else _state_of_begun(stage, begun, made_from)
+
+
+def _state_of_made(stage: Stage, manifest: dict[str, Any], made_from: dict[str, Any]) -> tuple[str, str]:
+    """The `state` of a stage whose output is finished; `made_from` is what it would be made from now."""
+    there, gone = manifest["made_from"], _gone_source(stage)
+    if gone:  # what was made of it is here: it need not be
+        made_from["inputs"] |= {key: there["inputs"].get(key) for key, path in _sources(stage) if path == gone}
+    if other := differences(there, made_from):
+        return "changed", f"made from something else ({other}); {_remedy(stage, there, made_from, gone)}"
+    if stage.verb not in _TRAININGS and (damaged := damaged_file(Place.of(stage.settings.output))):
+        return "begun", f"as {damaged} is missing or damaged"
+    words = (f"{manifest['rows']:,} rows" if manifest["rows"] else "", f"its source {gone} is gone" if gone else "")
+    return "done", "; ".join(word for word in words if word)
+
+
+def _state_of_begun(stage: Stage, begun: dict[str, Any], made_from: dict[str, Any]) -> tuple[str, str]:
+    """The `state` of a stage whose output was begun from `begun`; `made_from` is what it would be made from now."""
+    if gone := _gone_source(stage):
+        return "changed", f"begun, and its source {gone} is gone: put it back to go on"
+    if other := differences(begun, made_from):
+        return "changed", f"begun from something else ({other}); delete {Place.of(stage.settings.output)} to start over"
+    return "begun", progress(stage)
 
 
 def _sources(stage: Stage) -> Iterator[tuple[str, str]]:

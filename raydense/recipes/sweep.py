@@ -81,20 +81,8 @@ class Sweep:
         where = f"{file}: sweep"
         root = Place.of(output)
         variants = _variants(grid, content, where, faults)
-        swept = [str(key) for key in grid if key != "variants"]
-        for one, other in ((one, other) for one, other in combinations(swept, 2) if _overlap(one, other)):
-            faults.add(f"is swept, as {other}", f"{where}.{one}", "leave one of them out")
         variants = {name: by_hand for name, by_hand in variants.items() if isinstance(by_hand, dict)}
-        for name, by_hand in variants.items():
-            for key, value in by_hand.items():
-                for other in (one for one in swept if _hides(one, str(key), value)):
-                    faults.add(f"is swept, as {other}", f"{where}.variants.{name}.{key}", "leave one of them out")
-        for change in changes:
-            key = change.partition("=")[0]
-            if any(_overlap(key, one) for one in swept):
-                faults.add("is swept", f"--set {change}", f"change it in {file}")
-            elif setting := [name for name, by_hand in variants.items() if any(_overlap(key, str(one)) for one in by_hand)]:
-                faults.add(f"is what the variants {', '.join(setting)} set", f"--set {change}", f"change it in {file}")
+        _add_changed_twice([str(key) for key in grid if key != "variants"], variants, changes, where, file, faults)
         faults.refuse()
         rows = [_point(grid, keys) for keys in ([k for k in grid if k != "variants" and not _is_seed(k)], [k for k in grid if _is_seed(k)])]
         trials = []
@@ -104,6 +92,24 @@ class Sweep:
             trials.append(_trial(named, seed, by_hand | of_row | of_seed, wheres, content, root, file))
         _refuse_same(trials, where)
         return cls(root, tuple(trials), _axis(rows[0]) if list(variants) == [""] else None)
+
+
+def _add_changed_twice(
+    swept: list[str], variants: dict[str, dict[str, Any]], changes: tuple[str, ...], where: str, file: object, faults: Faults
+) -> None:
+    """Add a fault for each key that is changed in two places: swept, in a variant, or by `--set`."""
+    for one, other in ((one, other) for one, other in combinations(swept, 2) if _overlap(one, other)):
+        faults.add(f"is swept, as {other}", f"{where}.{one}", "leave one of them out")
+    for name, by_hand in variants.items():
+        for key, value in by_hand.items():
+            for other in (one for one in swept if _hides(one, str(key), value)):
+                faults.add(f"is swept, as {other}", f"{where}.variants.{name}.{key}", "leave one of them out")
+    for change in changes:
+        key = change.partition("=")[0]
+        if any(_overlap(key, one) for one in swept):
+            faults.add("is swept", f"--set {change}", f"change it in {file}")
+        elif setting := [name for name, by_hand in variants.items() if any(_overlap(key, str(one)) for one in by_hand)]:
+            faults.add(f"is what the variants {', '.join(setting)} set", f"--set {change}", f"change it in {file}")
 
 
 def _overlap(one: str, other: str) -> bool:
