@@ -19,6 +19,7 @@ from raydense.ranges import ranges
 Values = NDArray[np.float64]
 _HIGHEST_GRADE = 4  # of gdeval
 _LARGEST_GRADE = 100_000  # of trec_eval, which counts the passages of each grade up to the highest
+_DEEPEST = 1_000_000  # hits of a query that a metric looks at
 _MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
 
@@ -53,9 +54,14 @@ def parse_metrics(names: list[str], key: str = "metrics") -> list[ir_measures.Me
 def _parse_metric(name: str, key: str) -> ir_measures.Measure:
     try:
         measure = ir_measures.parse_measure(name)
+        _refuse_out_of_range(measure, name, key)
         if ir_measures.DefaultPipeline.supports(measure):
             return measure
-        raise InputError(f"{name!r} needs a package that is not installed, next to ir-measures", key, "choose another metric")
+        if any(provider.supports(measure) for provider in ir_measures.DefaultPipeline.providers):
+            raise InputError(f"{name!r} needs a package that is not installed, next to ir-measures", key, "choose another metric")
+        raise InputError(
+            f"no package of ir-measures takes {name!r} in this form", key, "give it other parameters, or choose another metric"
+        )
     except NameError:
         word = name.partition("@")[0].partition("(")[0]
         known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii()}
@@ -65,6 +71,16 @@ def _parse_metric(name: str, key: str) -> ir_measures.Measure:
         raise InputError(f"unknown metric {name!r}", key, fix) from None
     except (ValueError, AssertionError, SyntaxError):
         raise InputError(f"cannot read metric {name!r}", key, "write it as ir-measures does: nDCG@10, R@100, P(rel=2)@5") from None
+
+
+def _refuse_out_of_range(measure: ir_measures.Measure, name: str, key: str) -> None:
+    """InputError on what ir-measures reads and the libraries below it cannot take: trec_eval's aborts the process at a cutoff of 0."""
+    for parameter, most in (("cutoff", _DEEPEST), ("rel", _LARGEST_GRADE)):
+        value = measure.params.get(parameter, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(f"{name!r} has a {parameter} of {value}", key, f"give one from 1 to {most:,}")
+    if measure.NAME == "Accuracy":
+        raise InputError(f"{name!r} has no value for a query whose hits are all relevant", key, "choose another metric")
 
 
 class Judgements:

@@ -165,6 +165,25 @@ def test_a_missing_query_has_its_judgements():
     assert [measured.means[name] for name in names] == [2, 3, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("R@0", "'R@0' has a cutoff of 0; give one from 1 to 1,000,000"),
+        ("nDCG@99999999999999999999", "'nDCG@99999999999999999999' has a cutoff of .*; give one from 1 to"),
+        ("R@True", "'R@True' has a cutoff of True"),
+        ("P(rel=0)@5", r"'P\(rel=0\)@5' has a rel of 0; give one from 1 to 100,000"),
+        ("P(rel=99999999999)@5", "has a rel of 99999999999"),
+        ("Accuracy@5", "'Accuracy@5' has no value for a query whose hits are all relevant; choose another metric"),
+        ("alpha_nDCG@5", "'alpha_nDCG@5' needs a package that is not installed"),
+        ("NumRel(rel=2)", r"no package of ir-measures takes 'NumRel\(rel=2\)' in this form; give it other parameters"),
+        ("RR(judged_only=True)@10", "no package of ir-measures takes"),
+    ],
+)
+def test_a_metric_that_cannot_be_taken_is_refused(name: str, message: str):
+    with pytest.raises(InputError, match=message):
+        parse_metrics([name])
+
+
 def test_errors_of_metrics_and_runs_have_a_fix():
     for name, fix in {"ndcg@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
         with pytest.raises(InputError, match=f"did you mean {fix}"):
