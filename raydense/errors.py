@@ -121,6 +121,8 @@ def fixable(error: BaseException) -> tuple[int, str] | None:
             return 1, f"{link.filename or 'disk'}: no space left; free some and run again, {_KEPT}"
         if isinstance(link, OSError) and link.errno == errno.EFBIG:
             return 1, f"{link.filename or 'output'}: larger than a file may be here; raise the limit (ulimit -f) and run again, {_KEPT}"
+        if isinstance(link, OSError) and link.errno == errno.EMFILE:
+            return 1, f"{link.filename or 'files'}: too many are open; raise the limit (ulimit -n) and run again, {_KEPT}"
         if isinstance(link, OSError) and link.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return 2, f"{link.filename or 'output'}: {(link.strerror or 'not permitted').lower()}; {_elsewhere(link.filename)}"
         if isinstance(link, OSError) and link.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):

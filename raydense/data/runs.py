@@ -74,14 +74,16 @@ def scored_depth(run: Artifact) -> int | None:
 
 
 class RunReader:
-    """Reads a run artifact, or some columns of it, by row range; holds the requested range, and the row group that was read last."""
+    """Reads a run artifact, or some columns of it, by row range; holds the requested range, and the row group that was read last.
+
+    A run may have more files than a process may open, so each is opened for a row group alone.
+    """
 
     def __init__(self, path: str, fingerprint: str | None = None, columns: list[str] | None = None) -> None:
         self.path = path
-        parts = [pq.ParquetFile(part) for part in Artifact.open(path, "run", fingerprint).parts(".parquet")]
-        groups = [(part, g) for part in parts for g in range(part.num_row_groups)]
-        self._groups = [(part, g) for part, g in groups if part.metadata.row_group(g).num_rows]
-        self._ends = list(accumulate(part.metadata.row_group(g).num_rows for part, g in self._groups))
+        found = [(part, g, rows) for part in Artifact.open(path, "run", fingerprint).parts(".parquet") for g, rows in _groups_of(part)]
+        self._groups = [(part, g) for part, g, _ in found]
+        self._ends = list(accumulate(rows for *_, rows in found))
         self._columns = columns or SCHEMAS["run"].names
         self.empty = SCHEMAS["run"].empty_table().select(self._columns)
         self._held = (-1, self.empty)
@@ -96,7 +98,7 @@ class RunReader:
         pairs_before: list[Rows] = []  # each query
         before, offset, pairs = None, 0, 0
         for part, group in self._groups:
-            table = part.read_row_group(group, columns=["query_id", "rank"])
+            table = _read_group(part, group, ["query_id", "rank"])
             ids = table["query_id"].combine_chunks()
             starts = query_starts(table["query_id"])[:-1]
             starts = starts[1:] if ids[0].as_py() == before else starts
@@ -133,6 +135,16 @@ class RunReader:
 
     def _group(self, number: int) -> pa.Table:
         if self._held[0] != number:
-            part, group = self._groups[number]
-            self._held = number, part.read_row_group(group, columns=self._columns)
+            self._held = number, _read_group(*self._groups[number], self._columns)
         return self._held[1]
+
+
+def _groups_of(part: Path) -> list[tuple[int, int]]:
+    """The row groups of a file that have rows, and how many."""
+    footer = pq.read_metadata(part)
+    return [(group, rows) for group in range(footer.num_row_groups) if (rows := footer.row_group(group).num_rows)]
+
+
+def _read_group(part: Path, group: int, columns: list[str]) -> pa.Table:
+    with pq.ParquetFile(part) as file:
+        return file.read_row_group(group, columns=columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,3 +33,13 @@ def test_a_query_that_goes_on_in_the_next_file_is_one(tmp_path: Path) -> None:
     write_table(tmp_path / "run", "run", run.slice(0, 3), run.slice(3))
     blocks = RunReader(str(tmp_path / "run")).blocks(2, 2)
     assert [(b["start"], b["stop"], b["queries"], b["pairs"]) for b in blocks] == [(0, 5, 2, 4), (5, 6, 1, 1)]
+
+
+def test_a_run_may_have_more_files_than_may_be_open(tmp_path: Path) -> None:
+    run = a_run("aabbcc")
+    write_table(tmp_path / "run", "run", *(run.slice(row, 1) for row in range(6)))
+    before = len(os.listdir("/proc/self/fd"))
+    reader = RunReader(str(tmp_path / "run"))
+    reader.blocks(1, 2)
+    assert reader.read(1, 5)["passage_id"].to_pylist() == ["p1", "p2", "p3", "p4"]
+    assert len(os.listdir("/proc/self/fd")) == before

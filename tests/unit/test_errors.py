@@ -32,6 +32,10 @@ def test_found_through_causes_and_groups():
 
 def test_a_full_disk_is_1_and_a_forbidden_folder_is_2():
     assert fixable(OSError(errno.ENOSPC, "No space left on device", "/out/f"))[0] == 1
+    assert fixable(OSError(errno.EMFILE, "Failed to open local file '/out/f'")) == (
+        1,
+        "files: too many are open; raise the limit (ulimit -n) and run again, what was committed is kept",
+    )
     assert fixable(PermissionError(errno.EACCES, "Permission denied", "/out/f")) == (
         2,
         "/out/f: permission denied; give another path, or yourself the right to read and write it",
