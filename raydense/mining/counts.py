@@ -27,13 +27,14 @@ def listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count) or "none"
 
 
-def say_expressions(stage: str, summary: dict[str, Any]) -> None:
-    """Say how many answers that are regular expressions were not searched for."""
-    expressions = summary.get("expressions", {})
-    if expressions.get("invalid"):
-        say(f"{stage}: {expressions['invalid']:,} answers are invalid as expressions, and had no effect")
-    if expressions.get("given up"):
-        say(f"{stage}: {expressions['given up']:,} answers took too long as expressions: passages that may hold them are no negatives")
+def say_answers(stage: str, summary: dict[str, Any]) -> None:
+    """Say in how many passages answers were looked for, and how many that are regular expressions were not."""
+    if answers := summary.get("answers"):
+        say(f"{stage}: looked for answers in {answers['looked at']:,} passages, until each query had its negatives")
+        if answers.get("invalid"):
+            say(f"{stage}: {answers['invalid']:,} answers are invalid as expressions, and had no effect")
+        if answers.get("given up"):
+            say(f"{stage}: {answers['given up']:,} answers took too long as expressions: passages that may hold them are no negatives")
 
 
 def say_shortage(stage: str, summary: dict[str, Any], enough: int, kind: str) -> None:

@@ -12,7 +12,7 @@ from raydense.data.store import Rows
 from raydense.mining.labels import Labels
 from raydense.mining.lists import Listed
 from raydense.mining.miner import Miner
-from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
+from raydense.mining.negatives import Candidates, Flags, among, draw, repeats, scores_of
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 
@@ -47,7 +47,7 @@ class HybridMiner(Miner):
         positive = among(found.query, text[found.row], positives.query, text[positives.row])
         taken = ~positive & among(found.query, text[found.row], denoised.query, text[denoised.row])
         found = found.at(~positive & ~taken)
-        drawn = found.at(self.pick(found, ids, self.settings.negatives - self.denoised))
+        drawn = found.at(self.pick(found, ids, self.settings.negatives - self.denoised, counts))
         unscored = np.full(len(drawn), np.nan, dtype=np.float32)
         few_drawn = np.bincount(drawn.query, minlength=len(ids)) < self.settings.negatives - self.denoised
         few_denoised = np.bincount(denoised.query, minlength=len(ids)) < self.denoised
@@ -76,10 +76,7 @@ class HybridMiner(Miner):
         known = self.judged.like_positive(ids, negatives.query, text[negatives.row])
         known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])
         free = negatives.at(~known & ~repeats(negatives.query, text[negatives.row]))
-        counts["hybrid"] = {}
-        if self.answers:
-            held = self.answers.held(ids, free.query, free.row)
-            counts["hybrid"]["negatives of the labels with an answer"] = int(held.sum())
-            free = free.at(~held)
         drawn = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)
-        return free.at(first_of_each(free.query, drawn, self.denoised))
+        chosen, held = self.first_of_each(ids, free.query, free.row, drawn, self.denoised)
+        counts["hybrid"] = {"negatives of the labels with an answer": held} if self.answers else {}
+        return free.at(chosen)

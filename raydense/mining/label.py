@@ -23,7 +23,7 @@ from raydense.inference.rerank import loss_of, probability, refuse_unscored, rer
 from raydense.inference.settings import RerankSettings
 from raydense.mining.answers import HeldAnswers
 from raydense.mining.blocks import Judged, depth_of, say_depth
-from raydense.mining.counts import added, added_sources, listed, say_expressions, say_shortage
+from raydense.mining.counts import added, added_sources, listed, say_answers, say_shortage
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
 from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
@@ -130,17 +130,10 @@ class _Labeller:
         """The examples of one block, and its counts; the arguments are those of `Judged.queries_of`."""
         scored = self._scored(block, ids, numbers, lengths)
         pseudo, negatives, counts = self._thresholded(scored)
-        if self.answers:
-            held = self.answers.held(ids, negatives.query, negatives.row)
-            counts["expressions"] = self.answers.expressions()
-            counts["candidates"]["confident negatives"] -= int(held.sum())
-            counts["candidates"]["negatives that hold an answer"] = int(held.sum())
-            negatives = negatives.at(~held)
+        chosen = negatives.at(self._drawn(negatives, ids, counts))
         row, query = self.judged.positives.lists(numbers)
         gold = Listed.of(query, row, scores_of(query, row, scored.found.at(scored.gold)), "gold")
         positives = gold.then(Listed.of(pseudo.query, pseudo.row, pseudo.score, "pseudo"))
-        order = draw(self.settings.seed, hash_strings(ids)[negatives.query], negatives.row, _STREAM)
-        chosen = negatives.at(first_of_each(negatives.query, order, self.settings.negatives))
         drawn = Listed.of(chosen.query, chosen.row, chosen.score, "denoised")
         some = positives.counts(len(ids)) > 0
         short = some & (drawn.counts(len(ids)) < self.settings.enough)
@@ -150,6 +143,17 @@ class _Labeller:
         counts["sources"] = {"positives": positives.sources(kept), "negatives": drawn.sources(kept)}
         counts["sizes"] = np.bincount(drawn.counts(len(ids))[kept], minlength=self.settings.negatives + 1).tolist()
         return examples_table(ids, positives, drawn, kept), counts
+
+    def _drawn(self, negatives: Candidates, ids: pa.Array, counts: dict[str, Any]) -> Rows:
+        """The positions of the confident negatives that are drawn; with `without_answers` of those that hold none, which are counted as far as looked at."""
+        order = draw(self.settings.seed, hash_strings(ids)[negatives.query], negatives.row, _STREAM)
+        if self.answers is None:
+            return first_of_each(negatives.query, order, self.settings.negatives)
+        chosen, held = self.answers.first_of_each(ids, negatives.query, negatives.row, order, self.settings.negatives)
+        counts["answers"] = self.answers.counts()
+        counts["candidates"]["confident negatives"] -= held
+        counts["candidates"]["negatives that hold an answer"] = held
+        return chosen
 
     def _scored(self, block: pa.Table, ids: pa.Array, numbers: Rows, lengths: Rows) -> _Scored:
         rank = block["rank"].to_numpy()
@@ -248,7 +252,7 @@ def _sum_up(settings: LabelSettings, judged: Judged, blocks: list[dict[str, Any]
         "candidates": candidates,
         "gold_below_s_neg": sum(block["gold_below_s_neg"] for block in blocks),
         "sources": added_sources(blocks),
-        **({"expressions": added(block["expressions"] for block in blocks)} if settings.without_answers == "regex" else {}),
+        **({"answers": added(block["answers"] for block in blocks)} if settings.without_answers else {}),
         "negatives": np.sum([block["sizes"] for block in blocks], axis=0).tolist(),
         "scores": {part: np.sum([block[f"{part}_bins"] for block in blocks], axis=0).tolist() for part in ("gold", "other")},
     }
@@ -264,5 +268,5 @@ def _report(settings: LabelSettings, summary: dict[str, Any]) -> None:
     if summary["gold_below_s_neg"]:
         share = 100 * summary["gold_below_s_neg"] / seen
         say(f"label: the teacher scores {summary['gold_below_s_neg']:,} of {seen:,} gold positives below s_neg ({share:.0f}%); they stay")
-    say_expressions("label", summary)
+    say_answers("label", summary)
     say_shortage("label", summary, settings.enough, "confident negatives")

@@ -17,7 +17,7 @@ from raydense.data.tables import commit_table
 from raydense.errors import InputError
 from raydense.mining.block_tasks import file_of, mine_by_tasks, miner_of
 from raydense.mining.blocks import say_depth
-from raydense.mining.counts import added, added_sources, listed, say_expressions, say_shortage
+from raydense.mining.counts import added, added_sources, listed, say_answers, say_shortage
 from raydense.mining.miner import Miner
 from raydense.mining.settings import MineSettings
 from raydense.runtime.metrics import show
@@ -100,7 +100,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         fix += ", or leave without_answers out" if settings.without_answers else ""
         raise InputError(f"no example is left: of {total('candidates'):,} candidates {listed(removed)} were removed", settings.run, fix)
     histogram = np.sum([block["histogram"] for block in blocks], axis=0).tolist()
-    expressions = {"expressions": added(block["expressions"] for block in blocks)} if settings.without_answers == "regex" else {}
+    answers = {"answers": added(block["answers"] for block in blocks)} if settings.without_answers else {}
     hybrid = {"hybrid": added(block["hybrid"] for block in blocks)} if settings.hybrid else {}
     return {
         "queries": len(positives),
@@ -117,7 +117,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         "short": short,
         "sources": added_sources(blocks),
         **hybrid,
-        **expressions,
+        **answers,
         "negatives": histogram,
         "corpus": miner.store.fingerprint,
     }
@@ -134,5 +134,5 @@ def _report(settings: MineSettings, summary: dict[str, Any]) -> None:
         )
     elif settings.random:
         say(f"mine: negatives by source: {listed(summary['sources']['negatives'])}")
-    say_expressions("mine", summary)
+    say_answers("mine", summary)
     say_shortage("mine", summary, settings.enough, "negatives")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from raydense.data.lookup import hash_strings
 from raydense.data.runs import scored_depth
@@ -50,7 +51,7 @@ class Miner:
         found = self.candidates(block, query, ids, wanted, counts)
         positives, negatives, short = self.lists(found, ids, wanted, counts)
         if self.answers:
-            counts["expressions"] = self.answers.expressions()
+            counts["answers"] = self.answers.counts()
         if self.settings.teacher:
             positives = positives.scored(self._scored_positives(block, query, wanted))
         kept = ~short if self.settings.shortage == "drop" else np.ones(len(wanted), dtype=bool)
@@ -76,13 +77,7 @@ class Miner:
         repeated[free] = repeats(found.query[free], text_hash[free])
         counts |= {"positives": int(positive.sum()), "same_text": int((like_positive & ~positive).sum()), "repeated": int(repeated.sum())}
         found = found.at(free & ~repeated)
-        if self.settings.margins:
-            found = self._far_enough(found, block, query, wanted, counts)
-        if self.answers:
-            held = self.answers.held(ids, found.query, found.row)
-            counts["answered"] = int(held.sum())
-            found = found.at(~held)
-        return found
+        return self._far_enough(found, block, query, wanted, counts) if self.settings.margins else found
 
     def _far_enough(self, found: Candidates, block: pa.Table, query: Rows, wanted: Rows, counts: dict[str, Any]) -> Candidates:
         """The candidates that the margins allow; a query's positive is the one with the lowest score, and -inf if the run lacks one."""
@@ -107,7 +102,7 @@ class Miner:
 
     def lists(self, found: Candidates, ids: pa.Array, wanted: Rows, counts: dict[str, Any]) -> tuple[Listed, Listed, Flags]:
         """Positives and negatives of each query, and whether it has too few negatives."""
-        chosen = found.at(self.pick(found, ids, self.settings.negatives - self.settings.random))
+        chosen = found.at(self.pick(found, ids, self.settings.negatives - self.settings.random, counts))
         negatives = Listed.of(chosen.query, chosen.row, chosen.score, self.source)
         if self.settings.random:
             negatives = negatives.then(self.random(chosen, ids))
@@ -120,10 +115,7 @@ class Miner:
         free = ~self.judged.like_positive(ids, query, text) & ~repeats(query, text)
         free &= ~among(query, text, chosen.query, self.store.text_hash[chosen.row])
         query, row = query[free], row[free]
-        if self.answers:
-            free = ~self.answers.held(ids, query, row)
-            query, row = query[free], row[free]
-        first = first_of_each(query, np.arange(len(query)), self.settings.random)
+        first, _ = self.first_of_each(ids, query, row, np.arange(len(query)), self.settings.random)
         return Listed.of(query[first], row[first], np.full(len(first), np.nan, dtype=np.float32), "random")
 
     def gold(self, wanted: Rows) -> Listed:
@@ -131,9 +123,16 @@ class Miner:
         row, query = self.positives.lists(wanted)
         return Listed.of(query, row, np.full(len(row), np.nan, dtype=np.float32), "gold")
 
-    def pick(self, found: Candidates, ids: pa.Array, count: int) -> Rows:
-        """The positions of `count` chosen candidates of each query, by query."""
-        if self.settings.pick == "top":
-            return first_of_each(found.query, found.rank, count)
-        drawn = draw(self.settings.seed, hash_strings(ids)[found.query], found.row)
-        return first_of_each(found.query, drawn, count)
+    def pick(self, found: Candidates, ids: pa.Array, count: int, counts: dict[str, Any]) -> Rows:
+        """The positions of `count` chosen candidates of each query, by query; counts those that hold an answer."""
+        top = self.settings.pick == "top"
+        key = found.rank if top else draw(self.settings.seed, hash_strings(ids)[found.query], found.row)
+        chosen, held = self.first_of_each(ids, found.query, found.row, key, count)
+        counts |= {"answered": held} if self.answers else {}
+        return chosen
+
+    def first_of_each(self, ids: pa.Array, query: Rows, row: Rows, key: NDArray[np.generic], count: int) -> tuple[Rows, int]:
+        """As `first_of_each`, with `without_answers` of those that hold none; and how many that do were found."""
+        if self.answers:
+            return self.answers.first_of_each(ids, query, row, key, count)
+        return first_of_each(query, key, count), 0

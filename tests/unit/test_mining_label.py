@@ -169,6 +169,7 @@ def test_a_confident_negative_holds_no_answer(tmp_path: Path) -> None:
     assert sorted(examples_of(labels)["q"]["negatives"]) == [2, 3]
     assert labels.summary["candidates"]["negatives that hold an answer"] == 1
     assert labels.summary["candidates"]["confident negatives"] == 2
+    assert labels.summary["answers"] == {"looked at": 3}
 
 
 def test_hits_that_a_re_ranked_run_keeps_below_its_depth_are_not_read_as_logits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -369,7 +369,7 @@ def write_answered(root: Path, answers: dict[str, list[str] | None]) -> None:
 
 def mine_answered(root: Path, output: str, **settings: object) -> Artifact:
     folders = {"run": str(root / "hits"), "queries": str(root / "asked"), "qrels": str(root / "judged")}
-    return mine_world(root, output, **folders, negatives=5, **settings)
+    return mine_world(root, output, **folders, **{"negatives": 5, **settings})
 
 
 @pytest.mark.parametrize("at_once", [2, 100])
@@ -383,7 +383,7 @@ def test_a_passage_that_holds_an_answer_in_text_or_title_is_no_negative(tmp_path
     by_expressions = mine_answered(tmp_path, "expressions", without_answers="regex")
     found = {query: sorted(example["negatives"]) for query, example in examples_of(by_expressions).items()}
     assert found == {"q1": [3, 4], "q2": [0, 1, 2, 3, 4], "q3": [1, 2], "q4": [0, 1, 2, 3]}
-    assert by_expressions.summary["expressions"] == {"invalid": 1, "given up": 0}
+    assert by_expressions.summary["answers"] == {"looked at": 15, "invalid": 1, "given up": 0}
 
 
 def test_what_may_hold_an_expression_that_takes_too_long_is_no_negative(
@@ -394,10 +394,19 @@ def test_what_may_hold_an_expression_that_takes_too_long_is_no_negative(
     mined = mine_answered(tmp_path, "slow", without_answers="regex", random=4)
     assert examples_of(mined)["q1"]["negatives"] == []
     assert len(examples_of(mined)["q2"]["negatives"]) == 5
-    assert mined.summary["expressions"] == {"invalid": 1, "given up": 1}
+    assert mined.summary["answers"] | {"looked at": 0} == {"looked at": 0, "invalid": 1, "given up": 1}
     assert "1 answers took too long as expressions: passages that may hold them are no negatives" in capsys.readouterr().err
     given_up = mine_answered(tmp_path, "random", without_answers="regex", random=4, depth=1)
-    assert given_up.summary["expressions"] == {"invalid": 1, "given up": 1}
+    assert given_up.summary["answers"] | {"looked at": 0} == {"looked at": 0, "invalid": 1, "given up": 1}
+
+
+def test_no_more_passages_are_looked_through_than_the_draw_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_answered(tmp_path, {"q1": ["kiwi"], "q2": None, "q3": ["kiwis"]})
+    mined = mine_answered(tmp_path, "top", without_answers="token", pick="top", negatives=1)
+    assert {query: example["negatives"] for query, example in examples_of(mined).items()} == {"q1": [2], "q2": [0], "q3": [0]}
+    assert mined.summary["removed"]["holds an answer"] == 2
+    assert mined.summary["answers"] == {"looked at": 4}
+    assert "mine: looked for answers in 4 passages, until each query had its negatives" in capsys.readouterr().err
 
 
 def test_random_passages_hold_no_answer(tmp_path: Path):
