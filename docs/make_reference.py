@@ -17,7 +17,7 @@ _HEAD = """# Reference of the stages
 Generated from the settings of the stages (`settings.py` of each package) by `make docs`. A key here is a key of a recipe and a flag of the command line
 (`passage_length` is `--passage-length`). *Input*: a folder, whose fingerprint is part of the output's. *Spread*: how the work is
 distributed; the output is the same for any value. Every other setting shapes the output: with another value the stage refuses
-to continue in the same folder. `evaluate --suite` consists of many stages and exists on the command line only. `serve` makes no artifact: its keys are also
+to continue in the same folder. `evaluate --suite` consists of many stages and is no stage of a recipe. `serve` makes no artifact: its keys are also
 the `args` of an app in a configuration file of Ray Serve.
 """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raydense.evaluation.evaluate import evaluate
     from raydense.evaluation.fuse import fuse
     from raydense.evaluation.mteb_search import MtebSearch
-    from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings
+    from raydense.evaluation.settings import AnswerSettings, EvaluateSettings, FuseSettings, SimilaritySettings, SuiteSettings
     from raydense.inference.encode import encode
     from raydense.inference.endpoint_settings import EndpointSettings
     from raydense.inference.expand import expand
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.dual_encoder import DualEncoder
     from raydense.models.generator import Generator
+    from raydense.recipes.suite import evaluate_suite
     from raydense.refresh.train import train
     from raydense.retrieval.compare import compare
     from raydense.retrieval.index import index
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from raydense.serving.retriever import Retriever
     from raydense.storage import Artifact
     from raydense.training.pretrain import pretrain
-    from raydense.training.settings import PretrainSettings, TrainSettings
+    from raydense.training.settings import DevSettings, PretrainSettings, RefreshSettings, TrainSettings
 
 __version__ = "0.2.0"
 
@@ -75,7 +76,7 @@ _HOMES = {
     "raydense.evaluation.evaluate": ["evaluate"],
     "raydense.evaluation.fuse": ["fuse"],
     "raydense.evaluation.mteb_search": ["MtebSearch"],
-    "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings"],
+    "raydense.evaluation.settings": ["AnswerSettings", "EvaluateSettings", "FuseSettings", "SimilaritySettings", "SuiteSettings"],
     "raydense.inference.encode": ["encode"],
     "raydense.inference.endpoint_settings": ["EndpointSettings"],
     "raydense.inference.expand": ["expand"],
@@ -91,6 +92,7 @@ _HOMES = {
     "raydense.models.cross_encoder": ["CrossEncoder"],
     "raydense.models.dual_encoder": ["DualEncoder"],
     "raydense.models.generator": ["Generator"],
+    "raydense.recipes.suite": ["evaluate_suite"],
     "raydense.refresh.train": ["train"],
     "raydense.retrieval.compare": ["compare"],
     "raydense.retrieval.index": ["index"],
@@ -101,7 +103,7 @@ _HOMES = {
     "raydense.serving.retriever": ["Retriever"],
     "raydense.storage": ["Artifact"],
     "raydense.training.pretrain": ["pretrain"],
-    "raydense.training.settings": ["PretrainSettings", "TrainSettings"],
+    "raydense.training.settings": ["DevSettings", "PretrainSettings", "RefreshSettings", "TrainSettings"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -115,6 +117,7 @@ __all__ = [
     "CompareSettings",
     "ConstructSettings",
     "CrossEncoder",
+    "DevSettings",
     "DualEncoder",
     "EncodeSettings",
     "EndpointSettings",
@@ -139,13 +142,16 @@ __all__ = [
     "PerturbSettings",
     "PretrainSettings",
     "PromptSettings",
+    "RefreshSettings",
     "RerankSettings",
     "Retriever",
     "SampleSettings",
     "SamplingSettings",
     "SearchPool",
     "SearchSettings",
+    "SimilaritySettings",
     "SplitSettings",
+    "SuiteSettings",
     "TopicsSettings",
     "TrainSettings",
     "adjudicate",
@@ -155,6 +161,7 @@ __all__ = [
     "construct",
     "encode",
     "evaluate",
+    "evaluate_suite",
     "expand",
     "export",
     "filter",

@@ -46,7 +46,7 @@ def _verb_command(name: str, verb: Verb) -> click.Command:
         check_submission([Stage(name, name, settings, ())])
         _print_result(name, verb.run(settings), as_json)
 
-    more = {"help": verb.settings.__doc__, "epilog": example_of(name)}
+    more: dict[str, Any] = {"help": verb.settings.__doc__, "epilog": example_of(name)}
     return Command(name, settings=verb.settings, params=common_flags(), callback=call, **more)
 
 
@@ -63,7 +63,8 @@ def _evaluate_command() -> click.Command:
             _print_result("evaluate", VERBS["evaluate"].run(settings), as_json)
 
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (EvaluateSettings, SuiteSettings))
-    return Command("evaluate", params=[*evaluate_flags(), *common_flags()], callback=call, help=words)
+    params = [*evaluate_flags(), *common_flags()]
+    return Command("evaluate", renamed_by=EvaluateSettings, params=params, callback=call, help=words)
 
 
 def _search_command() -> click.Command:

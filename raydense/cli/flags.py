@@ -30,12 +30,15 @@ CONFIG = "a YAML file with keys of the command, or leave --config out"
 class Command(click.Command):
     """A verb whose flags are made from its `settings` when it is called, and listed in its help by what they are.
 
-    If one key decides which others exist, as the objective of a training does, the flags are those of the given value.
+    If one key decides which others exist, as the objective of a training does, the flags are those of the given value. A verb whose flags
+    are made by itself names with `renamed_by` the settings that know the old ones.
     """
 
-    def __init__(self, name: str, settings: type[BaseSettings] | None = None, **rest: Any) -> None:
+    def __init__(
+        self, name: str, settings: type[BaseSettings] | None = None, renamed_by: type[BaseSettings] | None = None, **rest: Any
+    ) -> None:
         super().__init__(name, **rest)
-        self.settings = settings
+        self.settings, self.renamed_by = settings, renamed_by
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if self.settings and _FLAGS not in ctx.meta:
@@ -49,8 +52,8 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as wrong:
-            if settings_class:
-                settings_class.refuse_renamed(wrong.option_name.lstrip("-").replace("-", "_"), "--")
+            if knows := settings_class or self.renamed_by:
+                knows.refuse_renamed(wrong.option_name.lstrip("-").replace("-", "_"), "--")
             raise
 
     def _chosen(self, args: list[str]) -> type[BaseSettings] | None:

@@ -24,7 +24,8 @@ def read_evaluate(config: str | None, flags: dict[str, Any]) -> EvaluateSettings
     settings_class: type[EvaluateSettings] | type[SuiteSettings]
     settings_class, other = (SuiteSettings, runs) if "suite" in given else (EvaluateSettings, suite)
     for key in given:
-        if key in other and key not in settings_class.model_fields:
+        name = key.partition(".")[0]
+        if name in other and name not in settings_class.model_fields:
             what, fix = ("does not go", "leave it or --suite out") if other is runs else ("goes", "give --suite, or leave it out")
             raise InputError(f"{what} with --suite", f"--{key.replace('_', '-')}", fix)
     return read(settings_class, config, {key: value for key, value in flags.items() if key in settings_class.all_fields()})

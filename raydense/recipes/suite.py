@@ -188,6 +188,19 @@ def _split_stages(here: str, split: str, settings: SuiteSettings) -> dict[str, A
     return stages | {f"report-{_folder(split)}": report | {"title": f"$title-{split}"}}
 
 
+def evaluate_suite(settings: SuiteSettings) -> dict[str, Any]:
+    """`evaluate --suite`: measure a retriever on every test set of a folder; returns the object of suite.json.
+
+    As in `run_suite` a set that fails does not stop the others; the first fault is raised when the tables are written.
+    """
+    suite = Suite.read(settings)
+    failed = run_suite(suite)
+    summary, _ = write_tables(suite, failed)
+    if failed:
+        raise next(iter(failed.values()))
+    return summary
+
+
 def run_suite(suite: Suite) -> dict[str, Exception]:
     """Run what is not done of every set; returns what went wrong, by the set's name.
 

@@ -11,6 +11,7 @@ import pytest
 from beir_sets import make_set
 from inference_world import make_retriever, write_table
 
+import raydense as rd
 from raydense.cli import main
 from raydense.data.importing import import_dataset
 from raydense.data.settings import ImportSettings
@@ -106,4 +107,17 @@ def test_the_command_ends_with_the_fault_of_a_set(tmp_path: Path, capfd: pytest.
         main(["evaluate", "--suite", str(tmp_path / "beir"), "--kind", "bm25", "--output", str(tmp_path / "out")])
     assert ended.value.code == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"raydense: broken: stages.data: {broken}:1: not JSON")
+    assert list(json.loads((tmp_path / "out" / "suite.json").read_text())["failed"]) == ["broken"]
+
+
+def test_from_python_it_returns_the_table_or_raises_the_fault_of_a_set(tmp_path: Path):
+    make_set(tmp_path / "beir" / "good")
+    given = {"suite": str(tmp_path / "beir"), "kind": "bm25", "output": str(tmp_path / "out")}
+    found = rd.evaluate_suite(rd.SuiteSettings(**given))
+    assert found == json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert [row["set"] for row in found["runs"]["BM25"]["sets"]] == ["good"]
+    broken = make_set(tmp_path / "beir" / "broken") / "corpus.jsonl"
+    broken.write_text("{broken\n")
+    with pytest.raises(InputError, match="not JSON"):
+        rd.evaluate_suite(rd.SuiteSettings(**given))
     assert list(json.loads((tmp_path / "out" / "suite.json").read_text())["failed"]) == ["broken"]

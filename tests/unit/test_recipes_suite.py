@@ -225,6 +225,9 @@ def test_nothing_measured_is_no_table():
     [
         (["--suite", "s", "--run", "r", "--model", "m"], "--run: does not go with --suite; leave it or --suite out"),
         (["--run", "r", "--qrels", "q", "--kind", "bm25"], "--kind: goes with --suite; give --suite, or leave it out"),
+        (["--suite", "s", "--model", "m", "--answers.match", "token"], "--answers.match: does not go with --suite"),
+        (["--suite", "s", "--model", "m", "--similarity.queries", "5"], "--similarity.queries: does not go with --suite"),
+        (["--run", "r", "--answers", "token"], "--answers: was renamed; write --answers.match"),
         (["--suite", "s"], "a suite needs model, the retriever to measure, or kind bm25"),
         (["--suite", "s", "--model", "m", "--k", "0"], "--k: input should be greater than or equal to 1"),
         (["--suite", "s", "--model", "m"], "s: no such folder; give the folder that holds the test sets"),
