@@ -232,7 +232,7 @@ def numbers_of(text: str) -> list[str]:
 
 
 def _is_year(number: str) -> bool:
-    return number.isdecimal() and int(number) in _YEARS
+    return number.isdecimal() and len(number) == 4 and int(number) in _YEARS
 
 
 def merged(text: str, terms: list[Term]) -> list[str]:

@@ -9,6 +9,7 @@ from raydense.construction.terms import Frequencies, Term, stopword_places
 from raydense.data.typos import neighbours
 
 _SHORTEST = 4  # letters: shorter words are one edit away from too many others
+_LONGEST = 40  # what is longer is no word, and has too many edits to hold
 _REACH = 3  # characters before and after one in the order of pinyin: further ones sound less alike
 
 
@@ -42,7 +43,7 @@ def _variants(text: str, terms: list[Term], passages: Callable[[str], int]) -> d
         if term.paired:
             free = [at for at in range(term.start, term.end) if at not in known]
             found[term.word] = set(_sounding_alike(term.word, [at - term.start for at in free]))
-        elif len(term.word) >= _SHORTEST and term.word.isalpha() and text[term.start + 1 : term.end].islower():
+        elif _SHORTEST <= len(term.word) <= _LONGEST and term.word.isalpha() and text[term.start + 1 : term.end].islower():
             found[term.word] = edits(term.word)
     return found
 

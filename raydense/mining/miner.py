@@ -34,6 +34,9 @@ class Miner:
             raise InputError("no query has a positive", settings.qrels, "give qrels with a relevance of at least 1")
         self.answers = HeldAnswers(settings.queries, self.store, settings.without_answers) if settings.without_answers else None
         self.scored, self.depth = scored_depth(run), depth_of(run, settings.depth)
+        if settings.skip >= self.depth:
+            what = f"skip {settings.skip} leaves nothing of its {self.depth} scores of the re-ranker"
+            raise InputError(what, settings.run, "give a smaller skip, or re-rank it to a greater depth")
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
         # columns without information: all positives are gold, and their scores are no teacher's
         self.left_out = ["positive_sources"] if settings.teacher else ["positive_scores", "positive_sources"]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raydense.construction.terms as terms_module
-from raydense.construction.error_kinds import merged, numbers_of
+from raydense.construction.error_kinds import _is_year, merged, numbers_of
 from raydense.construction.misspelt import candidates, corrections, edits
 from raydense.construction.terms import Frequencies, Splitter, counting, from_index
 from raydense.data.store import CorpusWriter, PassageStore
@@ -177,6 +177,13 @@ def test_a_correction_is_frequent_and_of_a_word_that_no_passage_has():
 )
 def test_numbers(text, numbers):
     assert numbers_of(text) == numbers
+
+
+def test_a_blob_is_no_year_and_no_misspelt_word():
+    assert not _is_year("1" * 5_000)
+    assert [_is_year(number) for number in ("1999", "999", "2100")] == [True, False, False]
+    texts = ["acgt" * 500]
+    assert candidates([(text, Splitter().terms(text)) for text in texts]) == set()
 
 
 def test_overlapping_pairs_are_one_text():

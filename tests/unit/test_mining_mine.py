@@ -252,6 +252,13 @@ def test_of_a_re_ranked_run_the_scored_hits_are_candidates(tmp_path: Path, more:
     assert [one for one in capsys.readouterr().err.splitlines() if "scores of the re-ranker" in one] == [line]
 
 
+def test_skipping_all_scored_hits_of_a_re_ranked_run_is_refused(tmp_path: Path) -> None:
+    write_world(tmp_path, TEXTS, QRELS, RUN, stage="rerank", depth=3)
+    with pytest.raises(InputError, match=r"run: skip 3 leaves nothing of its 3 scores of the re-ranker; give a smaller skip, or"):
+        mine_world(tmp_path, skip=3)
+    assert examples_of(mine_world(tmp_path, skip=2))
+
+
 def test_shortage_is_reported_never_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_world(tmp_path, TEXTS, [*QRELS, ("absent", "p4", 1), ("none", "p4", 0)], {**RUN, "none": [("p1", 1.0)]})
     artifact = mine_world(tmp_path, negatives=5)
