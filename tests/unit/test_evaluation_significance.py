@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from raydense.evaluation import significance
 from raydense.evaluation.report import significance_mark
 from raydense.evaluation.significance import compare, compare_all, flips_for, holm, sign_flip
 
@@ -39,6 +40,15 @@ def test_equals_scipy_on_many_queries():
     assert found.difference == pytest.approx(gaps.mean())
     assert (found.wins, found.ties, found.losses) == ((gaps > 0).sum(), (gaps == 0).sum(), (gaps < 0).sum())
     assert compare(other, first) == found
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.01, 0.03, 1.0])
+def test_gaps_of_many_sizes_have_the_p_value_of_as_many_flips(shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = np.random.default_rng(7).normal(shift, 1, 6_000)
+    found = sign_flip(gaps)
+    monkeypatch.setattr(significance, "_MOST_SIZES", len(gaps))
+    assert found == pytest.approx(sign_flip(gaps), abs=0.02)
+    assert found >= 1 / 10_001
 
 
 def test_no_difference_and_one_query():
