@@ -41,10 +41,10 @@ def _rows(depths: list[int], reranked: MeasuredRun, candidates: MeasuredRun, jud
     measuring = [[Measuring(judgements, reranked.artifact) for _ in range(2)] for _ in depths]
     for queries in candidates.in_blocks():
         retrieved, again = candidates.places.rows_of(queries), reranked.places.rows_of(queries).select([*_PAIR, "score"])
+        scored = again.join(retrieved.select([*_PAIR, "rank"]), _PAIR, join_type="inner")
         for depth, (by_rank, by_score) in zip(depths, measuring, strict=True):
-            first = retrieved.filter(pc.less_equal(retrieved["rank"], depth))
-            by_rank.add(_by_rank(first))
-            by_score.add(again.join(first.select(_PAIR), _PAIR, join_type="left semi"))
+            by_rank.add(_by_rank(retrieved.filter(pc.less_equal(retrieved["rank"], depth))))
+            by_score.add(scored.filter(pc.less_equal(scored["rank"], depth)))
     means = [[each.result().means for each in pair] for pair in measuring]
     return [{"depth": depth, "candidates": both[0], "reranked": both[1]} for depth, both in zip(depths, means, strict=True)]
 

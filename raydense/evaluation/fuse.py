@@ -77,6 +77,7 @@ def fuse(settings: FuseSettings) -> Artifact:
     for each in places:
         each.find()
     _say_lacking(list(runs), places, len(query_ids))
+    _say_order(list(runs), places)
     rule, found = _rule(settings, list(runs), places, query_ids, draft)
     weights = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, rule.weights, strict=True))
     say(f"fuse: {rule.method}, weights {weights}")
@@ -102,6 +103,16 @@ def _say_lacking(names: list[str], places: list[Places], queries: int) -> None:
     for name, each in zip(names, places, strict=True):
         if (has := np.count_nonzero(each.count)) < queries:
             say(f"fuse: {name} has hits of {has:,} of the {queries:,} queries; of the others the fused hits are those of the other runs")
+
+
+def _say_order(names: list[str], places: list[Places]) -> None:
+    """Say of which large runs the queries stand in another order than the fused ones: their files are read again for each block."""
+    blocks = sum(1 for _ in _blocks(places))
+    for name, each in zip(names, places, strict=True):
+        if blocks > 1 and (np.diff(each.first[each.count > 0]) < 0).any():
+            say(
+                f"fuse: {name} has its queries in another order than {names[0]}, and is read again for each of {blocks:,} blocks of queries"
+            )
 
 
 def _about(places: Places) -> dict[str, Any]:
@@ -174,8 +185,13 @@ def _tuned(settings: FuseSettings, rule: Rule, names: list[str], places: list[Pl
     with Progress("fuse weights", len(pieces) * len(tried), "fusions") as progress:
         weights, values = tuned(judgements, ((block, rule.pooled(block.runs)) for block in blocks), tried, settings.k, progress)
     alone = dict(zip(names, values["alone"], strict=True))
+    if not any([values["fused"], *alone.values()]):
+        what = f"no weight can be found: {settings.metric} is 0 for each run of the {len(numbers):,} queries that are judged here"
+        raise InputError(what, settings.qrels, "give judgements of passages that the runs have, or another metric")
     measured = ", ".join(f"{name} {value:.4f}" for name, value in alone.items())
     say(f"fuse: {settings.metric} on {len(numbers):,} dev queries: {measured}, fused {values['fused']:.4f}")
+    if values["fused"] - values["worst"] < 1e-12:
+        say("fuse: all weights that were tried are equally good, so the first is taken")
     return {"weights": weights, "dev": {"metric": settings.metric, "runs": alone, "fused": values["fused"]}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import ir_measures
 import numpy as np
@@ -113,11 +114,29 @@ class Judgements:
         self._passages = qrels["passage_id"].combine_chunks().take(pa.array(order))
         self._relevance = qrels["relevance"].to_numpy()[order]
         self._edges = np.searchsorted(query[order], np.arange(len(self.query_ids) + 1))
+        self._kept: tuple[Rows, Any] = (np.zeros(0, dtype=np.int64), None)
+        self._numbers: dict[str, str] = {}
 
     def grades(self, query: int) -> dict[str, float]:
         """The relevance of each judged passage of query number `query`."""
         start, stop = self._edges[query], self._edges[query + 1]
         return dict(zip(self._passages[start:stop].to_pylist(), self._relevance[start:stop].tolist(), strict=True))
+
+    def evaluator(self, queries: Rows) -> Any:
+        """What takes the measures of the queries of these numbers; kept, as the same queries are measured with other weights or to other depths."""
+        if not np.array_equal(queries, self._kept[0]):
+            self._numbers = {}
+            judged = self.numbered([self.grades(number) for number in queries.tolist()])
+            names = map(str, queries.tolist())
+            self._kept = queries, ir_measures.evaluator(self.measures, dict(zip(names, judged, strict=True)))
+        return self._kept[1]
+
+    def numbered(self, of_queries: list[dict[str, float]]) -> list[dict[str, float]]:
+        """Values by passage id, of each query, by number where gdeval is asked, which splits ids at blanks."""
+        if not self.by_gdeval:
+            return of_queries
+        numbers = self._numbers
+        return [{numbers.setdefault(id, str(len(numbers))): value for id, value in one.items()} for one in of_queries]
 
     def judged(self, queries: Rows) -> tuple[Rows, pa.Array, Rows]:
         """The judgements of the queries of these numbers: the place of each one's query in `queries`, the passage's id, and the relevance."""
@@ -171,12 +190,8 @@ class Measuring:
 
     def _take(self, queries: Rows, hits: list[dict[str, float]]) -> None:
         """Take the measures of some queries, which go by their numbers."""
-        names = [str(number) for number in queries.tolist()]
-        judged = [self._judgements.grades(number) for number in queries.tolist()]
-        if self._judgements.by_gdeval:
-            judged, hits = _numbered(judged, hits)
-        evaluator = ir_measures.evaluator(self._judgements.measures, dict(zip(names, judged, strict=True)))
-        for value in evaluator.iter_calc(dict(zip(names, hits, strict=bool(hits)))):
+        evaluator, names = self._judgements.evaluator(queries), map(str, queries.tolist())
+        for value in evaluator.iter_calc(dict(zip(names, self._judgements.numbered(hits), strict=bool(hits)))):
             self._values[value.measure][int(value.query_id)] = value.value
 
     def result(self) -> Measured:
@@ -215,12 +230,6 @@ def trec_order(run: pa.Table, query: Rows) -> tuple[pa.Table, Rows]:
     keyed = pa.table({"query": query, "score": run["score"], "passage_id": run["passage_id"]})
     order = pc.sort_indices(keyed, [("query", "ascending"), ("score", "descending"), ("passage_id", "descending")])
     return run.take(order), query[order.to_numpy()]
-
-
-def _numbered(*lists: list[dict[str, float]]) -> list[list[dict[str, float]]]:
-    """Values by passage id, of each query, as values by number: gdeval splits ids at blanks."""
-    numbers: dict[str, str] = {}
-    return [[{numbers.setdefault(id, str(len(numbers))): value for id, value in one.items()} for one in each] for each in lists]
 
 
 def _edges_of(query: Rows) -> Rows:

@@ -195,6 +195,7 @@ class FuseSettings(Settings):
         rows = max(run.rows for run in runs)
         made = Holds(rows, "at most", each, rows * each * 8.0)
         needs, hits = f"{len(runs)} runs over {made} queries", sum(run.rows * run.each for run in runs)
+        memory = 2.0 * PROCESS_BYTES
         if self.qrels:
             from raydense.evaluation.tuning import combinations, lambdas  # only here, as the metrics above
 
@@ -202,4 +203,5 @@ class FuseSettings(Settings):
             judged = known.of(self.qrels)
             hits += tried * sum(min(run.rows, judged.rows if judged else run.rows) * run.each for run in runs)
             needs = f"{needs}, {tried} weights tried"
-        return Forecast(needs, {self.output: made}, "fuse", {"hits": hits}, 2 * PROCESS_BYTES)
+            memory += tried * 9.0 * (judged.rows if judged else rows)  # the metric of each query with each weights
+        return Forecast(needs, {self.output: made}, "fuse", {"hits": hits}, memory)

@@ -41,7 +41,7 @@ def lambdas(spreads: list[float]) -> list[list[float]]:
 def tuned(
     judgements: Judgements, blocks: Iterable[tuple[Block, Pooled]], tried: list[list[float]], most: int, progress: Progress
 ) -> tuple[list[float], dict[str, Any]]:
-    """Of the weights that are tried the first with the best mean metric over the first `most` hits; and the means: `fused`, and of each run `alone`.
+    """Of the weights that are tried the first with the best mean metric over the first `most` hits; and the means: `fused`, of the `worst`, and of each run `alone`.
 
     A run alone is measured by its own hits, as `evaluate` does: with the other weights 0 it would end in the passages that it lacks.
     A judged query that no run has counts 0 for all. `progress` counts each block with each weights.
@@ -59,7 +59,7 @@ def tuned(
             progress.add(1)
     means = [_mean(each) for each in measuring]
     best = int(np.argmax(np.round(means, 12)))
-    return tried[best], {"fused": means[best], "alone": [_mean(each) for each in alone]}
+    return tried[best], {"fused": means[best], "worst": min(means), "alone": [_mean(each) for each in alone]}
 
 
 def _mean(measuring: Measuring) -> float:

@@ -177,6 +177,7 @@ def test_the_plan_counts_the_hits_of_each_weights_that_are_tried():
         tuned = FuseSettings(**given, scale=scale, qrels="dev").forecast(known)
         assert tuned.work == {"hits": 350 + tried * 15 * 13}
         assert tuned.needs.endswith(f", {tried} weights tried")
+        assert tuned.memory == FuseSettings(**given).forecast(known).memory + tried * 15 * 9
 
 
 def test_weights_of_a_fused_run_follow_the_names_where_they_are_its_own(world: tuple[Path, list[str]], tmp_path: Path):
@@ -235,7 +236,7 @@ def test_lambda_where_a_run_has_one_hit_for_each_query():
     assert lambdas([3.0, 0.0])[0] == [1.0, 1.0]
 
 
-def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path):
+def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The second run has the positive, but no weight puts it first: with one passage of each query it is worth nothing."""
     runs = [
         write_run(tmp_path / "a", {"q": [("p1", 3.0), ("p2", 2.9), ("p3", 0.0)]}),
@@ -246,6 +247,28 @@ def test_weights_are_tuned_on_as_many_hits_as_the_run_will_have(tmp_path: Path):
         tuned = fuse(FuseSettings(output=str(tmp_path / metric), run=runs, qrels=str(tmp_path / "qrels"), metric=metric, k=1))
         assert tuned.summary["dev"] == {"metric": metric, "runs": {"a": 1 / 3, "b": 1 / 2}, "fused": 0.0}
         assert list(tuned.summary["weights"].values()) == [0.5, 0.5]
+        assert "fuse: all weights that were tried are equally good, so the first is taken" in capsys.readouterr().err
+
+
+def test_judgements_that_tell_no_weights_apart_are_refused(tmp_path: Path):
+    runs = [write_run(tmp_path / name, {"q": [("p1", 3.0), (f"p{name}", 1.0)]}) for name in "ab"]
+    for name, passage, relevance in (("negative", "p1", 0), ("not found", "p9", 1)):
+        judged = pa.table({"query_id": ["q"], "passage_id": [passage], "relevance": pa.array([relevance], pa.int32())})
+        write_table(tmp_path / name, "qrels", [judged])
+        with pytest.raises(
+            InputError, match=r"no weight can be found: nDCG@10 is 0 for each run of the 1 queries that are judged here; give"
+        ):
+            fuse(FuseSettings(output=str(tmp_path / "out"), run=runs, qrels=str(tmp_path / name)))
+
+
+def test_a_run_in_another_order_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(fusing, "BLOCK_ROWS", 2)
+    ids = [f"q{i}" for i in range(6)]
+    rising, falling = ({q: [("p1", 1.0), ("p2", 0.5)] for q in order} for order in (ids, ids[::-1]))
+    runs = [write_run(tmp_path / "a", rising), write_run(tmp_path / "b", falling), write_run(tmp_path / "c", rising)]
+    assert list(hits_of(fuse(FuseSettings(output=str(tmp_path / "out"), run=runs)))) == ids
+    said = [line for line in capsys.readouterr().err.splitlines() if "another order" in line]
+    assert said == ["fuse: b has its queries in another order than a, and is read again for each of 6 blocks of queries"]
 
 
 @pytest.mark.parametrize("metric", ["nDCG(judged_only=True)@1", "P(judged_only=True)@1"])
@@ -269,9 +292,10 @@ def test_each_run_alone_has_the_metric_that_evaluate_gives_it(scale: bool, metri
     """Of a passage that a run lacks it gets no credit, though the fused list has it; equal scores are ordered as trec_eval does."""
     runs = [
         write_run(tmp_path / "a", {"q": [("p1", 3.0), ("p2", 2.0)]}),
-        write_run(tmp_path / "b", {"q": [("p3", 3.0), ("p4", 3.0)]}),
+        write_run(tmp_path / "b", {"q": [("p3", 3.0), ("p4", 3.0)], "r": [("p5", 1.0)]}),
     ]
-    write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["p3"], "relevance": pa.array([1], pa.int32())})])
+    judged = {"query_id": ["q", "r"], "passage_id": ["p3", "p5"], "relevance": pa.array([1, 1], pa.int32())}
+    write_table(tmp_path / "qrels", "qrels", [pa.table(judged)])
     tuned = fuse(FuseSettings(output=str(tmp_path / "out"), run=runs, qrels=str(tmp_path / "qrels"), metric=metric, scale=scale))
     expected = {}
     for name, run in zip("ab", runs, strict=True):

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -163,6 +164,21 @@ def test_a_missing_query_has_its_judgements():
         "NumRet": [1, 0],
     }
     assert [measured.means[name] for name in names] == [2, 3, 1]
+
+
+def test_the_same_queries_are_read_once_for_several_runs():
+    qrels = pa.table({"query_id": ["a", "b"], "passage_id": ["p", "q"], "relevance": [1, 2]})
+    names = ["nDCG@10", "RR@10", "RR(rel=2)@5", "P@1", "Judged@3", "Success@1"]
+    runs = [
+        pa.table({"query_id": ["a", "a", "b"], "passage_id": ["p", "q", "q"], "score": score})
+        for score in ([2.0, 1.0, 0.0], [1.0, 2.0, 0.0])
+    ]
+    judgements = Judgements(qrels, names, "")
+    alone = [Judgements(qrels, names, "").measure(run, "").means for run in runs]
+    assert [judgements.measure(run, "").means for run in (*runs, runs[0])] == [*alone, alone[0]]
+    assert alone[0] != alone[1]
+    assert judgements.evaluator(np.arange(2)) is judgements.evaluator(np.arange(2))
+    assert judgements.evaluator(np.arange(1)) is not judgements.evaluator(np.arange(2))
 
 
 @pytest.mark.parametrize(
