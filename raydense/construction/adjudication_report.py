@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raydense.data.report_page import table, write_page
-from raydense.evaluation.sweep_chart import drawing
+from raydense.svg import drawing
 
 LIGHT, DARK = "#9ecae1", "#2171b5"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from raydense.svg import drawing
 
 Runs = Mapping[str, Mapping[str, Any]]
 _STYLES = ("-", "--", "-.", ":")
@@ -77,19 +77,3 @@ def bars_svg(runs: Runs) -> str:
 
 def _first_metric(runs: Runs) -> str | None:
     return next((name for rows in runs.values() for row in rows.values() for name in row["metrics"]), None)
-
-
-@contextmanager
-def drawing(salt: str, width: float, height: float) -> Iterator[tuple[Any, io.StringIO]]:
-    """Axes to draw on, and where the SVG is when the block has ended; sizes in inches."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    stream = io.StringIO()
-    fonts: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
-    with matplotlib.rc_context({**fonts, "svg.hashsalt": salt, "text.parse_math": False}):  # names of stages in labels begin with a dollar
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.add_subplot()
-        axes.spines[["top", "right"]].set_visible(False)
-        yield axes, stream
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(["Date", "Creator", "Format", "Type"]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import io
 from pathlib import Path
 from typing import Any
+
+from raydense.svg import drawing
 
 _STYLE = "body{font:15px sans-serif;margin:2em auto;max-width:60em}td,th{padding:.2em .8em;text-align:right}td:first-child{text-align:left}"
 
@@ -32,12 +33,7 @@ def _cell(value: object) -> str:
 
 def chart_svg(rows: list[dict[str, Any]], k: int) -> str:
     """Recall along the axis, queries a second upwards, a point for each factory; the same rows give the same bytes."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "compare", "font.family": "sans-serif", "font.size": 9}):
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-        axes = figure.add_subplot()
+    with drawing("compare", 7.2, 4.2, {"text.parse_math": True}) as (axes, drawn):  # powers of ten along a logarithmic axis
         for row in rows:
             at = row[f"recall@{k}"], row["queries/s"]
             axes.plot(*at, marker="o", markersize=4, color="tab:blue")
@@ -47,8 +43,5 @@ def chart_svg(rows: list[dict[str, Any]], k: int) -> str:
         axes.set_ylabel("queries/s")
         axes.margins(x=0.2)
         axes.grid(True, linewidth=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(["Date", "Creator", "Format", "Type"]))
-    svg = stream.getvalue()
+    svg = drawn.getvalue()
     return svg[svg.index("<svg") :]
