@@ -25,7 +25,6 @@ from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.evaluation.metrics import Judgements, Measuring
 from raydense.evaluation.runs import Asked, Places
-from raydense.evaluation.truncation import cut_to, deeper_than
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, folders_by_name, provenance, releases_outputs
 
@@ -159,7 +158,7 @@ def _relevant(relevance: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _measured(name: str, folder: str, before: pa.Table, after: pa.Table, where: str) -> dict[str, dict[str, float]]:
-    """The metrics of one run by the judgements before and after; without those that look deeper than what a re-ranked run has."""
+    """The metrics of one run by the judgements before and after."""
     run = Artifact.open(folder, "run")
     both = {key: Judgements(qrels, METRICS, where) for key, qrels in (("before", before), ("after", after))}
     measuring = {key: Measuring(judgements, folder) for key, judgements in both.items()}
@@ -170,11 +169,9 @@ def _measured(name: str, folder: str, before: pa.Table, after: pa.Table, where: 
                 one.add(block)
     if not places.count.any():
         raise InputError(f"has no query that {where} judge", folder, "give the run of these queries")
-    depth = cut_to(run, places.count)
-    left_out = deeper_than(depth, METRICS) if depth else []
-    found = {key: one.result().without(left_out).means for key, one in measuring.items()}
+    found = {key: one.result().means for key, one in measuring.items()}
     changes = ", ".join(f"{metric} {value:.4f} -> {found['after'][metric]:.4f}" for metric, value in found["before"].items())
-    say(f"adjudicate: {name}: {changes}" + (f"; left out {', '.join(left_out)}" if left_out else ""))
+    say(f"adjudicate: {name}: {changes}")
     return found
 
 

@@ -22,7 +22,7 @@ from raydense.evaluation.runs import Asked, MeasuredRun, Places
 from raydense.evaluation.settings import EvaluateSettings, SimilaritySettings
 from raydense.evaluation.significance import compare_all, flips_for
 from raydense.evaluation.similarity import similarities
-from raydense.evaluation.truncation import cut_deeper_than, cut_to, deeper_than, most_held
+from raydense.evaluation.truncation import cut_deeper_than, most_held
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, Place, folders_by_name, provenance, releases_outputs
 
@@ -33,9 +33,8 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
 
     Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. With `answers` the metrics also have top-1
     and so on, answer accuracy over those judged queries that have answers; without qrels these alone, over all queries that have
-    answers. A metric that looks deeper than a re-ranked run, whose candidates were cut, is left out of it. `summary["result"]` is the object
-    of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for several. With them come, where
-    the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes.
+    answers. `summary["result"]` is the object of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for
+    several. With them come, where the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes.
     """
     folders = folders_by_name(settings.run, "run")
     named_models = folders_by_name(settings.models, "models")
@@ -85,23 +84,14 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
         what = f"has no query of the {len(asked.query_ids):,} that are measured"
         raise InputError(what, folder, f"give the run of the queries of {settings.qrels or settings.queries}")
     summary, measured = _result(asked, metrics, answers)
-    depth = cut_to(artifact, places.count)
-    left_out = deeper_than(depth, measured.means) if depth else []
-    measured = measured.without(left_out)
-    if summary:
-        summary["accuracy"] = {name: value for name, value in summary["accuracy"].items() if name not in left_out}
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
     missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
     say(f"evaluate: {name}: {values} over {len(asked.query_ids):,} queries{missing}")
-    if left_out:
-        say(
-            f"evaluate: {name}: left out {', '.join(left_out)}: it holds the first {depth:,} passages of each query alone, which were re-ranked"
-        )
     most = most_held(places.count)
     short = cut_deeper_than(most, measured.means) if most else []
     if short:
         say(f"evaluate: {name}: {', '.join(short)} count at most {most:,} passages of each query, as the run holds no more")
-    return MeasuredRun(name, artifact, measured, summary, places, depth, left_out, most if short else None)
+    return MeasuredRun(name, artifact, measured, summary, places, most if short else None)
 
 
 def _result(asked: Asked, metrics: Measuring | None, answers: AnswerSearch | None) -> tuple[dict[str, Any] | None, Measured]:
@@ -129,8 +119,6 @@ def result_of(runs: list[MeasuredRun], queries: int) -> dict[str, Any]:
         each[run.name] = {"metrics": run.measured.means, "queries": queries}
         if run.answers:
             each[run.name]["answers"] = run.answers
-        if run.left_out:
-            each[run.name]["left_out"] = run.left_out
     if len(runs) == 1:
         return each[runs[0].name]
     return {"runs": each, "significance": significance_of(runs)}
@@ -153,7 +141,7 @@ def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
     """Each run against the first, by each metric; the randomisation p-values are corrected together, by Holm."""
     first = runs[0].measured.per_query
     others = {run.name: run.measured.per_query for run in runs[1:]}
-    found = compare_all({name: {m: (values[m], first[m]) for m in first if m in values} for name, values in others.items()})
+    found = compare_all({name: {m: (values[m], first[m]) for m in first} for name, values in others.items()})
     comparisons = sum(map(len, found.values()))
     return {
         "compared_with": runs[0].name,
@@ -168,4 +156,4 @@ def _per_query(runs: list[MeasuredRun], query_ids: pa.Array) -> pa.Table:
     for run in runs:
         columns = {metric: pa.array(values, from_pandas=True) for metric, values in run.measured.per_query.items()}
         tables.append(pa.table({"run": pa.array([run.name] * len(query_ids)), "query_id": query_ids, **columns}))
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables(tables)

@@ -39,11 +39,6 @@ class Measured:
             spread[name][queries] = values
         return Measured(self.means | others.means, self.per_query | spread, self.unanswered)
 
-    def without(self, names: list[str]) -> Measured:
-        """All but the metrics of these names."""
-        means = {name: value for name, value in self.means.items() if name not in names}
-        return Measured(means, {name: self.per_query[name] for name in means}, self.unanswered)
-
 
 def parse_metrics(names: list[str], key: str = "metrics") -> list[ir_measures.Measure]:
     """The measures of names as "nDCG@10"; InputError, at the setting `key`, that suggests the nearest known name."""

@@ -37,7 +37,6 @@ def write_report(
         "queries": len(asked.query_ids),
         "judged": asked.judgements is not None,
         "metrics": metrics_in(measured.values()),
-        "left_out": {run.name: run.depth for run in runs if run.left_out},
         "held": {run.name: run.most for run in runs if run.most},
         "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
         "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
@@ -60,19 +59,15 @@ def _template() -> jinja2.Template:
 
 
 def table_rows(names: list[str], measured: dict[str, Any], significance: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """One row per run: its metrics, each with whether it is the best and its significance mark, and how answers were matched.
-
-    The cell of a metric that was left out of the run is None.
-    """
+    """One row per run: its metrics, each with whether it is the best and its significance mark, and how answers were matched."""
     metrics = metrics_in(measured.values())
-    highest = {m: max(of["metrics"][m] for of in measured.values() if m in of["metrics"]) for m in metrics}
+    highest = {m: max(of["metrics"][m] for of in measured.values()) for m in metrics}
     rows = []
     for name in names:
         compared = (significance or {"runs": {}})["runs"].get(name, {})
         values = measured[name]["metrics"]
         cells = [
-            m in values
-            and {"value": values[m], "best": len(names) > 1 and values[m] == highest[m], "mark": significance_mark(compared.get(m))}
+            {"value": values[m], "best": len(names) > 1 and values[m] == highest[m], "mark": significance_mark(compared.get(m))}
             for m in metrics
         ]
         rows.append({"name": name, "cells": cells, "answers": measured[name].get("answers"), "queries": measured[name]["queries"]})
@@ -102,13 +97,11 @@ def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
 
 
 def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Asked, queries: pa.Table | None) -> dict[str, Any]:
-    """Groups of example queries by the first metric that all runs have: each other run against the first, or the best and worst of the only one."""
+    """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
     store = PassageStore(settings.corpus) if settings.corpus else None
     reader = Reader(asked, queries, store, settings.answers is not None and settings.answers.match == "regex")
-    metric = next((m for m in runs[0].measured.means if all(m in run.measured.means for run in runs)), None)
+    metric = next(iter(runs[0].measured.means))
     groups: list[dict[str, Any]] = []
-    if metric is None:
-        return {"metric": "", "groups": groups}
     first = runs[0].measured.per_query[metric]
     for run in runs[1:] or runs:
         alone = run is runs[0]

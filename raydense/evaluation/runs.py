@@ -93,8 +93,7 @@ class Places:
 class MeasuredRun:
     """One run under its name: what was measured, and where the hits of each query are, which are read when they are wanted.
 
-    Of a re-ranked run `depth` is what it was cut to, and `left_out` are the metrics that look deeper; None and empty otherwise. `most` is how
-    many passages of a query the run holds, where that is fewer than one of its metrics looks at.
+    `most` is how many passages of a query the run holds, where that is fewer than one of its metrics looks at.
     """
 
     name: str
@@ -102,8 +101,6 @@ class MeasuredRun:
     measured: Measured
     answers: dict[str, Any] | None
     places: Places
-    depth: int | None
-    left_out: list[str]
     most: int | None = None
 
     def hits(self, query: int) -> pa.Table:

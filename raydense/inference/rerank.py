@@ -1,7 +1,6 @@
 """A run reordered by a cross-encoder: blocks of queries, each scored by a model actor and committed as one file.
 
-Passages below the depth follow those that were scored, in the order of the first run (`reordering.py` says with which scores). Outputs of
-earlier versions lack them: their summary has no `kept`.
+Passages below the depth follow those that were scored, in the order of the first run (`reordering.py` says with which scores).
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ def rerank(settings: RerankSettings) -> Artifact:
     candidates = RunReader(settings.run)
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
-        if "kept" not in draft.done.summary:
-            say(f"rerank: {settings.output} is of an earlier version, without the passages below depth: delete it to have them")
         return draft.done
     PassageStore(settings.corpus).refuse_rows_of_another(Artifact.open(settings.run, "run"))
     refuse_fp16_on_cpus(settings)
@@ -71,7 +68,6 @@ def rerank(settings: RerankSettings) -> Artifact:
     files = draft.committed().values()
     notes, rows = [file.note for file in files], sum(file.rows for file in files)
     tokens, padded = (sum(n[key] for n in notes) for key in ("tokens", "padded"))
-    kept = {"kept": sum(n["kept"] for n in notes)} if all("kept" in n for n in notes) else {}
     return draft.finish(
         rows,
         queries=sum(b["queries"] for b in blocks),
@@ -80,7 +76,7 @@ def rerank(settings: RerankSettings) -> Artifact:
         loss=loss,
         precision=precision_of(files, draft),
         corpus=made_from["inputs"]["corpus"],
-        **kept,
+        kept=sum(n["kept"] for n in notes),
         tokens=tokens,
         padding_share=round(1 - tokens / padded, 4) if padded else 0.0,
         seconds=round(sum(n["seconds"] for n in notes), 2),
@@ -115,8 +111,7 @@ def probability(score: ArrayLike) -> NDArray[np.float64]:
 
 def _score_blocks(settings: RerankSettings, draft: Draft, pending: list[dict[str, int]], pairs: int, prints: dict[str, str]) -> None:
     there = list(draft.committed().values())
-    drops = any("kept" not in file.note for file in there)  # begun by an earlier version: all blocks are alike
-    actor = partial(BlockScorer, begun=precision_of(there, draft), drops=drops)
+    actor = partial(BlockScorer, begun=precision_of(there, draft))
     sizes = [block["pairs"] for block in pending]
     run_parts(settings, draft, "pairs", pending, sizes, pairs, tokenise_block, actor, prints=prints)
 
@@ -169,10 +164,8 @@ def _load_tokenizer(folder: str) -> PairTokenizer:
 class BlockScorer:
     """A model actor: takes the pairs of a block, commits its part of the run, and returns the record of the commit."""
 
-    def __init__(
-        self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None, drops: bool
-    ) -> None:
-        self._draft, self._drops, self._model = draft, drops, settings.model
+    def __init__(self, settings: RerankSettings, draft: Draft, prints: dict[str, str], layout: Layout, begun: str | None) -> None:
+        self._draft, self._model = draft, settings.model
         self._device = Device(layout, settings.token_budget, settings.precision, begun, cpu_bf16=True)
         self._loading = model_of_stage(self._device, draft, begun, settings.model, prints["model"], self._load)
 
@@ -190,13 +183,11 @@ class BlockScorer:
         meter = Meter(self._draft, name)
         scores, padded = self._device.run(tokens, model.tokenizer.pad_id, model, meter.count)
         taken = {"precision": self._device.precision, "seconds": round(time.perf_counter() - begun, 3)}
-        note = {"tokens": len(tokens.ids), "padded": padded, **taken}
-        query_ids, passage_ids, rows = columns["query_id"], columns["passage_id"], columns["row"].to_numpy()
-        if not self._drops:
-            note["kept"] = below = len(columns["kept_query_id"])
-            query_ids = pa.concat_arrays([query_ids, columns["kept_query_id"]])
-            passage_ids = pa.concat_arrays([passage_ids, columns["kept_passage_id"]])
-            rows, scores = np.append(rows, np.full(below, -1)), np.append(scores, np.full(below, np.nan, np.float32))
+        below = len(columns["kept_query_id"])
+        note = {"tokens": len(tokens.ids), "padded": padded, **taken, "kept": below}
+        query_ids = pa.concat_arrays([columns["query_id"], columns["kept_query_id"]])
+        passage_ids = pa.concat_arrays([columns["passage_id"], columns["kept_passage_id"]])
+        rows, scores = np.append(columns["row"].to_numpy(), np.full(below, -1)), np.append(scores, np.full(below, np.nan, np.float32))
         commit_table(self._draft, name, ordered(query_ids, passage_ids, rows, scores), **note)
         return pa.Table.from_pylist([note])
 

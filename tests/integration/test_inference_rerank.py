@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from raydense.inference.rerank import ordered, rerank
 from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.recipes.stage import VERBS
-from raydense.storage import Draft, provenance
+from raydense.storage import Draft
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -95,26 +94,6 @@ def test_order_and_scores_are_those_of_the_cross_encoder(world: Path) -> None:
     np.testing.assert_allclose(table["score"], scores, rtol=0, atol=1e-5)
     again = rerank(settings(world, world / "again", concurrency=(2, 2)))
     assert file_bytes(again.path) == file_bytes(made.path)
-
-
-def test_an_output_that_an_earlier_version_began_goes_on_without_the_rest(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All blocks of an output are alike; and a finished one of an earlier version stays as it is, which is said."""
-    whole = rerank(settings(world, world / "whole", concurrency=(1, 1)))
-    draft = Draft.open(world / "old", "run", provenance("rerank", settings(world, world / "old")))
-    table = read_table(whole.path, "run")
-    first = table.filter(
-        pc.and_(pc.less_equal(table["rank"], DEPTH), pc.is_in(table["query_id"], value_set=pa.array(["q0", "q1", "q2", "q3"])))
-    )
-    note = {"tokens": 9, "padded": 9, "precision": "fp32", "seconds": 0.1}
-    commit_table(draft, "run-00000.parquet", first, **note)
-    draft.close()
-    made = rerank(settings(world, world / "old", concurrency=(1, 1)))
-    found = read_table(made.path, "run")
-    assert found.equals(table.filter(pc.less_equal(table["rank"], DEPTH)))
-    assert "kept" not in made.summary
-    capsys.readouterr()
-    assert rerank(settings(world, world / "old")).fingerprint == made.fingerprint
-    assert "is of an earlier version, without the passages below depth" in capsys.readouterr().err
 
 
 def test_ties_fall_to_the_lower_corpus_row() -> None:

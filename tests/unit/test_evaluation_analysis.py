@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from inference_world import make_corpus, make_retriever
 
@@ -17,8 +16,6 @@ from raydense.data.tables import commit_table
 from raydense.evaluation import similarity as similarity_module
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.evaluation.table import comparison_table
-from raydense.evaluation.trials import summarise
 from raydense.storage import Artifact, Draft, fingerprint_of
 
 QUERIES, PASSAGES, CANDIDATES, DEPTH = 30, 90, 40, 25
@@ -84,54 +81,6 @@ def test_both_orders_are_cut_at_each_depth(world: dict[str, Any]) -> None:
     last = depths["depths"][-1]["reranked"]
     assert last["RR@10"] == pytest.approx(result["runs"]["again"]["metrics"]["RR@10"])
     assert "again by depth" in result["page"]
-
-
-def test_metrics_deeper_than_a_re_ranked_run_are_left_out(world: dict[str, Any]) -> None:
-    result = measure(world, "deep", metrics=["R@30", "RR@10", "R@25"])
-    assert list(result["runs"]["dense"]["metrics"]) == ["R@30", "RR@10", "R@25"]
-    assert list(result["runs"]["again"]["metrics"]) == ["RR@10", "R@25"]
-    assert result["runs"]["again"]["left_out"] == ["R@30"]
-    assert "left_out" not in result["runs"]["dense"]
-    assert list(result["significance"]["runs"]["again"]) == ["RR@10", "R@25"]
-    assert result["significance"]["correction"].endswith("for 2 comparisons")
-    said = "An empty cell: again holds the first 25 passages of each query alone, which were re-ranked"
-    assert result["page"].count(said) == 1
-    assert "Chosen by RR@10" in result["page"]
-    report = Artifact.open(world["root"] / "deep", "report")
-    values = pq.read_table(report.file("per_query.parquet")).to_pandas()
-    assert values[values["run"] == "again"]["R@30"].isna().all()
-    assert comparison_table(report).splitlines()[3].split()[:2] == ["again", "-"]
-    rows = summarise({"one": {"1": report}, "other": {"1": report}})["runs"]
-    assert list(rows["again"]["other"]["significance"]) == ["RR@10", "R@25"]
-    assert list(rows["dense"]["other"]["significance"]) == ["R@30", "RR@10", "R@25"]
-
-
-def test_a_re_ranked_run_that_keeps_the_rest_is_measured_to_any_depth(world: dict[str, Any]) -> None:
-    made_from = {"stage": "rerank", "settings": {"depth": DEPTH}, "inputs": {"run": "x", "model": "z"}}
-    write(world["root"] / "keeps", "run", as_run(world["scored"]), made_from, kept=5)
-    assert list(measure(world, "keeps all", run=[str(world["root"] / "keeps")], metrics=["R@30", "AP"])["metrics"]) == ["R@30", "AP"]
-
-
-def test_a_metric_without_a_cutoff_looks_at_all(world: dict[str, Any]) -> None:
-    result = measure(world, "whole list", metrics=["AP", "RR", "RR@25", "NumRet"])
-    assert list(result["runs"]["again"]["metrics"]) == ["RR@25", "NumRet"]
-    assert result["runs"]["again"]["left_out"] == ["AP", "RR"]
-    assert list(result["runs"]["dense"]["metrics"]) == ["AP", "RR", "RR@25", "NumRet"]
-
-
-def test_a_re_ranked_run_may_come_first_and_have_no_metric(world: dict[str, Any]) -> None:
-    root = world["root"]
-    result = measure(world, "none", run=[f"again={root / 'reranked'}", f"dense={root / 'found'}"], metrics=["R@30"])
-    assert result["runs"]["again"]["metrics"] == {}
-    assert list(result["runs"]["dense"]["metrics"]) == ["R@30"]
-    assert result["significance"]["runs"] == {"dense": {}}
-
-
-def test_a_re_ranked_run_that_holds_all_of_its_candidates_is_measured_to_any_depth(world: dict[str, Any]) -> None:
-    made_from = {"stage": "rerank", "settings": {"depth": DEPTH + 1}, "inputs": {"run": "x", "model": "y"}}
-    write(world["root"] / "whole", "run", as_run(world["scored"]), made_from)
-    result = measure(world, "to any depth", run=[str(world["root"] / "whole")], metrics=["R@30"])
-    assert list(result["metrics"]) == ["R@30"]
 
 
 def test_without_its_candidates_a_run_has_no_depths(world: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def actor_of(verb: str, draft: Draft, precision: str | None) -> PartEncoder | Pa
         return PartEncoder(EncodeSettings.read(of_corpus), draft, {"model": ""}, CPU, precision)
     if verb == "generate":
         return PartWriter(GenerateSettings.read(of_corpus), draft, {"model": ""}, CPU, precision, {})
-    return BlockScorer(RerankSettings.read(INPUTS), draft, {"model": ""}, CPU, precision, drops=False)
+    return BlockScorer(RerankSettings.read(INPUTS), draft, {"model": ""}, CPU, precision)
 
 
 @pytest.mark.parametrize("verb", ["encode", "generate", "rerank"])
