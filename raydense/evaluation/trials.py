@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.evaluation.report import significance_mark
@@ -35,16 +36,15 @@ def summarise(reports: Reports) -> dict[str, Any]:
     The seeds of one query are no independent observations: pooled, they would make any difference significant. So the values
     of a query are averaged over the seeds before the test, which has one pair per query.
     """
-    per_query = {variant: _per_query(of) for variant, of in reports.items() if of}
-    first = next(iter(per_query), "")
+    names = {variant: _runs_of(of) for variant, of in reports.items() if of}
+    first = next(iter(names), "")
     runs: dict[str, dict[str, Any]] = {}
     flips = set[int]()
-    for run in dict.fromkeys(run for values in per_query.values() for run in values["run"].unique()):
-        rows = {variant: values[values["run"] == run].drop(columns="run") for variant, values in per_query.items()}
-        rows = {variant: values for variant, values in rows.items() if len(values)}
-        runs[run] = {variant: _row(run, reports[variant]) for variant in rows}
-        if first in rows:
-            pairs = {variant: _pairs(values, rows[first]) for variant, values in rows.items() if variant != first}
+    for run in dict.fromkeys(run for of_variant in names.values() for run in of_variant):
+        runs[run] = {variant: _row(run, reports[variant]) for variant in names if run in names[variant]}
+        if first in runs[run]:
+            against = _per_query(run, reports[first])
+            pairs = {variant: _pairs(_per_query(run, reports[variant]), against) for variant in runs[run] if variant != first}
             flips.add(flips_for(sum(map(len, pairs.values()))))
             for variant, found in compare_all(pairs).items():
                 runs[run][variant]["significance"] = found
@@ -52,14 +52,21 @@ def summarise(reports: Reports) -> dict[str, Any]:
     return {"compared_with": first, "tests": tests, "runs": runs}
 
 
-def _per_query(of: Mapping[str, Artifact]) -> pd.DataFrame:
-    """A row for each seed, run and query, with the value of each metric."""
-    frames = [pq.read_table(report.file("per_query.parquet")).to_pandas().assign(seed=seed) for seed, report in of.items()]
-    return pd.concat(frames, ignore_index=True)
+def _runs_of(of: Mapping[str, Artifact]) -> list[str]:
+    """The runs that the reports of a variant have."""
+    each = (pq.read_table(report.file("per_query.parquet"), columns=["run"])["run"] for report in of.values())
+    return list(dict.fromkeys(run for column in each for run in column.unique().to_pylist()))
+
+
+def _per_query(run: str, of: Mapping[str, Artifact]) -> pd.DataFrame:
+    """A row of one run for each seed and query, with the value of each metric. Read by runs, as all of a sweep take gigabytes."""
+    there = pc.field("run") == run
+    tables = {seed: pq.read_table(report.file("per_query.parquet"), filters=there).drop_columns("run") for seed, report in of.items()}
+    return pd.concat([table.to_pandas().assign(seed=seed) for seed, table in tables.items()], ignore_index=True)
 
 
 def _row(run: str, of: Mapping[str, Artifact]) -> dict[str, Any]:
-    each = {seed: found for seed, report in of.items() if (found := metrics_of(report).get(run))}
+    each = {seed: found for seed, report in of.items() if (found := metrics_of(report).get(run)) is not None}
     shared = [m for m in next(iter(each.values())) if all(m in found for found in each.values())]
     values = {m: [found[m] for found in each.values()] for m in shared}
     metrics: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from inference_world import make_corpus, make_retriever
 
@@ -16,6 +17,7 @@ from raydense.data.tables import commit_table
 from raydense.evaluation import similarity as similarity_module
 from raydense.evaluation.evaluate import evaluate
 from raydense.evaluation.settings import EvaluateSettings
+from raydense.evaluation.trials import summarise
 from raydense.storage import Artifact, Draft, fingerprint_of
 
 QUERIES, PASSAGES, CANDIDATES, DEPTH = 30, 90, 40, 25
@@ -81,6 +83,17 @@ def test_both_orders_are_cut_at_each_depth(world: dict[str, Any]) -> None:
     last = depths["depths"][-1]["reranked"]
     assert last["RR@10"] == pytest.approx(result["runs"]["again"]["metrics"]["RR@10"])
     assert "again by depth" in result["page"]
+
+
+def test_a_seed_whose_report_has_no_metric_of_a_run_has_none(tmp_path: Path) -> None:
+    """As reports of earlier versions, of a re-ranked run that each metric looks deeper than."""
+    table = pa.table({"run": ["again", "dense"], "query_id": ["q", "q"], "R@30": pa.array([None, 1.0], pa.float64())})
+    draft = Draft.open(tmp_path / "report", "report", {"stage": "test"})
+    draft.commit("per_query.parquet", lambda path: pq.write_table(table, path), 2)
+    result = {"runs": {"again": {"metrics": {}}, "dense": {"metrics": {"R@30": 1.0}}}}
+    runs = summarise({"one": {"1": draft.finish(1, result=result)}})["runs"]
+    assert runs["again"]["one"] == {"seeds": ["1"], "metrics": {}}
+    assert runs["dense"]["one"]["metrics"]["R@30"]["mean"] == 1.0
 
 
 def test_without_its_candidates_a_run_has_no_depths(world: dict[str, Any]) -> None:
