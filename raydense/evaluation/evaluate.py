@@ -65,6 +65,8 @@ def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
     judgements = Judgements(read_table(settings.qrels, "qrels"), settings.metrics, settings.qrels)
     if queries is not None:
         query_positions(judgements.query_ids, queries, settings.qrels)
+    if without := len(judgements.query_ids) - len(judgements.with_positive):
+        say(f"evaluate: {without:,} of the {len(judgements.query_ids):,} judged queries have no positive, and count 0 in most metrics")
     return Asked(judgements.query_ids, judgements)
 
 

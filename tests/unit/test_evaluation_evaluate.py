@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raydense.data.store import CorpusWriter
-from raydense.data.tables import commit_table
+from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError, fixable
 from raydense.evaluation.curves import read_curves
 from raydense.evaluation.evaluate import evaluate
@@ -130,6 +130,17 @@ def test_metrics_that_look_deeper_than_a_run_say_so(world: Path, capsys: pytest.
     text = (evaluate_world(world, "first", runs, metrics="R@1 R@2 AP").path / "report.html").read_text()
     assert "count at most" not in capsys.readouterr().err
     assert "holds" not in text
+
+
+def test_queries_without_a_positive_are_said(world: Path, capsys: pytest.CaptureFixture[str]):
+    judged = read_table(world / "qrels", "qrels")
+    more = pa.table({"query_id": ["q0", "none"], "passage_id": ["p7", "p7"], "relevance": [0, 0]}).cast(judged.schema)
+    write_table(world / "negatives", "qrels", pa.concat_tables([judged, more]))
+    count = len(judged["query_id"].unique()) + 1
+    evaluate_world(world, "with", [str(world / "good")])
+    assert "no positive" not in capsys.readouterr().err
+    evaluate_world(world, "without", [str(world / "good")], qrels=str(world / "negatives"))
+    assert f"evaluate: 1 of the {count} judged queries have no positive, and count 0 in most metrics\n" in capsys.readouterr().err
 
 
 def test_an_answer_error_names_its_own_run(world: Path):
