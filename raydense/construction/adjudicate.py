@@ -24,7 +24,7 @@ from raydense.data.store import Rows
 from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.evaluation.metrics import Judgements, Measuring
-from raydense.evaluation.runs import Asked, Places
+from raydense.evaluation.runs import MeasuredQueries, Places
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, folders_by_name, provenance, releases_outputs
 
@@ -162,7 +162,7 @@ def _measured(name: str, folder: str, before: pa.Table, after: pa.Table, where: 
     run = Artifact.open(folder, "run")
     both = {key: Judgements(qrels, METRICS, where) for key, qrels in (("before", before), ("after", after))}
     measuring = {key: Measuring(judgements, folder) for key, judgements in both.items()}
-    places = Places(Asked(both["before"].query_ids, None).lookup, run)
+    places = Places(MeasuredQueries(both["before"].query_ids, None).lookup, run)
     with Progress("adjudicate", run.rows, "hits") as progress:
         for block in places.blocks(progress):
             for one in measuring.values():

@@ -18,7 +18,7 @@ from raydense.evaluation.answers import AnswerSearch
 from raydense.evaluation.depths import by_depth
 from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
-from raydense.evaluation.runs import Asked, MeasuredRun, Places
+from raydense.evaluation.runs import MeasuredQueries, MeasuredRun, Places
 from raydense.evaluation.settings import EvaluateSettings, SimilaritySettings
 from raydense.evaluation.significance import compare_all, flips_for
 from raydense.evaluation.similarity import similarities
@@ -57,20 +57,20 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     return draft.finish(len(asked.query_ids), result=result)
 
 
-def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> Asked:
+def _asked(settings: EvaluateSettings, queries: pa.Table | None) -> MeasuredQueries:
     """The queries that count; InputError where `queries` lack a judged one, or no query has an answer."""
     if settings.qrels is None:
         assert queries is not None  # as answers need them
-        return Asked(answers_of(queries, settings.queries)["query_id"].combine_chunks(), None)
+        return MeasuredQueries(answers_of(queries, settings.queries)["query_id"].combine_chunks(), None)
     judgements = Judgements(read_table(settings.qrels, "qrels"), settings.metrics, settings.qrels)
     if queries is not None:
         query_positions(judgements.query_ids, queries, settings.qrels)
     if without := len(judgements.query_ids) - len(judgements.with_positive):
         say(f"evaluate: {without:,} of the {len(judgements.query_ids):,} judged queries have no positive, and count 0 in most metrics")
-    return Asked(judgements.query_ids, judgements)
+    return MeasuredQueries(judgements.query_ids, judgements)
 
 
-def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
+def _measure(name: str, folder: str, asked: MeasuredQueries, queries: pa.Table | None, settings: EvaluateSettings) -> MeasuredRun:
     artifact = Artifact.open(folder, "run")
     if settings.corpus is not None:
         PassageStore(settings.corpus).refuse_rows_of_another(artifact)
@@ -96,7 +96,7 @@ def _measure(name: str, folder: str, asked: Asked, queries: pa.Table | None, set
     return MeasuredRun(name, artifact, measured, summary, places, most if short else None)
 
 
-def _result(asked: Asked, metrics: Measuring | None, answers: AnswerSearch | None) -> tuple[dict[str, Any] | None, Measured]:
+def _result(asked: MeasuredQueries, metrics: Measuring | None, answers: AnswerSearch | None) -> tuple[dict[str, Any] | None, Measured]:
     """What metrics.json has of the answers, and all that was measured: by judgements, by answers, or both."""
     if answers is None:
         assert metrics is not None  # as settings without qrels have answers
@@ -107,7 +107,7 @@ def _result(asked: Asked, metrics: Measuring | None, answers: AnswerSearch | Non
     return summary, metrics.result().beside(accuracy, asked.lookup.positions(answers.query_ids))
 
 
-def _answer_search(asked: Asked, queries: pa.Table, settings: EvaluateSettings, run: str) -> AnswerSearch:
+def _answer_search(asked: MeasuredQueries, queries: pa.Table, settings: EvaluateSettings, run: str) -> AnswerSearch:
     """For those of the queries asked that have answers."""
     assert settings.answers is not None
     answered = answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked.query_ids)), settings.queries)

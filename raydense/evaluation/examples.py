@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from raydense.data.answers import expression
 from raydense.data.cjk import CJK
 from raydense.data.store import PassageStore
-from raydense.evaluation.runs import Asked, MeasuredRun
+from raydense.evaluation.runs import MeasuredQueries, MeasuredRun
 
 SHOWN_HITS = 5
 SHOWN_QUERIES = 3
@@ -70,7 +70,7 @@ def choose(values: NDArray[np.float64], first: NDArray[np.float64] | None) -> li
 class Reader:
     """Makes examples of queries: texts where the queries and the corpus were given, ids elsewhere."""
 
-    def __init__(self, asked: Asked, queries: pa.Table | None, store: PassageStore | None, as_regex: bool) -> None:
+    def __init__(self, asked: MeasuredQueries, queries: pa.Table | None, store: PassageStore | None, as_regex: bool) -> None:
         self.asked, self.queries, self.store, self.as_regex = asked, queries, store, as_regex
 
     def example(self, position: int, runs: Sequence[MeasuredRun], metric: str) -> Example:

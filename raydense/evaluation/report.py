@@ -13,7 +13,7 @@ from markupsafe import Markup
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
-from raydense.evaluation.runs import Asked, MeasuredRun
+from raydense.evaluation.runs import MeasuredQueries, MeasuredRun
 from raydense.evaluation.settings import EvaluateSettings
 from raydense.evaluation.table import metrics_in
 from raydense.storage import Place, fingerprint_of, read_manifest
@@ -25,7 +25,7 @@ def write_report(
     path: Path,
     settings: EvaluateSettings,
     runs: list[MeasuredRun],
-    asked: Asked,
+    asked: MeasuredQueries,
     queries: pa.Table | None,
     models: dict[str, Path],
     result: dict[str, Any],
@@ -96,7 +96,7 @@ def curves_of(models: dict[str, Path]) -> list[dict[str, Any]]:
     return found
 
 
-def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: Asked, queries: pa.Table | None) -> dict[str, Any]:
+def examples_of(settings: EvaluateSettings, runs: list[MeasuredRun], asked: MeasuredQueries, queries: pa.Table | None) -> dict[str, Any]:
     """Groups of example queries by the first metric: each other run against the first, or the best and worst of the only one."""
     store = PassageStore(settings.corpus) if settings.corpus else None
     reader = Reader(asked, queries, store, settings.answers is not None and settings.answers.match == "regex")

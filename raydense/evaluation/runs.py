@@ -22,7 +22,7 @@ from raydense.storage import Artifact
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasuredQueries:
     """The queries that are measured: the judged ones, or, without judgements, those that have answers."""
 
     query_ids: pa.Array

@@ -86,7 +86,7 @@ def _refuse_expanded(index: Artifact, generated: Generated) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FileQueries:
     """The queries of one file, list after list, and the row of the passage that each was written for."""
 
     lists: pa.ListArray
@@ -168,8 +168,8 @@ def _opened(folder: str, fingerprint: str) -> Generated:
     return Generated(folder, fingerprint=fingerprint)
 
 
-def _asked(generated: Generated, start: int, stop: int) -> Asked:
-    return Asked(generated.slice(start, stop), start)
+def _asked(generated: Generated, start: int, stop: int) -> FileQueries:
+    return FileQueries(generated.slice(start, stop), start)
 
 
 def _found(own: Rows, hits: Iterator[Answer], store: PassageStore, progress: Progress) -> tuple[Rows, Rows]:
@@ -183,7 +183,7 @@ def _found(own: Rows, hits: Iterator[Answer], store: PassageStore, progress: Pro
     return place, first
 
 
-def _commit(draft: Draft, settings: FilterSettings, name: str, asked: Asked, place: Rows, first: Rows) -> None:
+def _commit(draft: Draft, settings: FilterSettings, name: str, asked: FileQueries, place: Rows, first: Rows) -> None:
     """Commit the queries of a file that are kept, and store its sample for the report."""
     kept = asked.kept(place > 0)
     bins = [*(edge for edge in _BINS if edge <= settings.k), settings.k + 1]
@@ -203,7 +203,7 @@ def _sample(name: str) -> str:
     return f"sample-{name}"
 
 
-def _drawn(seed: int, asked: Asked, place: Rows, first: Rows) -> pa.Table:
+def _drawn(seed: int, asked: FileQueries, place: Rows, first: Rows) -> pa.Table:
     """Of the kept and of the dropped queries of a file those with the lowest random numbers, each with its passage's row, its place and the first hit."""
     own = asked.own
     ends = np.cumsum(asked.counts)

@@ -78,16 +78,7 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
     def total(name: str) -> int:
         return sum(block[name] for block in blocks)
 
-    removed = {
-        "skipped rank": total("skipped"),
-        "positive": total("positives"),
-        "text of a positive": total("same_text"),
-        "repeated text": total("repeated"),
-    }
-    removed |= added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
-    if settings.without_answers:
-        removed["holds an answer"] = total("answered")
-    removed |= added(block.get("hybrid_removed", {}) for block in blocks)
+    removed = _removed(settings, blocks)
     positives, unmet = miner.positives, miner.judged.unmet
     short = total("short") + int(unmet.sum())
     if settings.shortage == "fail" and short:
@@ -121,6 +112,16 @@ def _sum_up(settings: MineSettings, miner: Miner, blocks: list[dict[str, Any]]) 
         "negatives": histogram,
         "corpus": miner.store.fingerprint,
     }
+
+
+def _removed(settings: MineSettings, blocks: list[dict[str, Any]]) -> dict[str, int]:
+    """How many candidates were left out, by cause."""
+    names = {"skipped": "skipped rank", "positives": "positive", "same_text": "text of a positive", "repeated": "repeated text"}
+    removed = {name: sum(block[key] for block in blocks) for key, name in names.items()}
+    removed |= added({name.replace("_", " "): count for name, count in block.get("margins", {}).items()} for block in blocks)
+    if settings.without_answers:
+        removed["holds an answer"] = sum(block["answered"] for block in blocks)
+    return removed | added(block.get("hybrid_removed", {}) for block in blocks)
 
 
 def _report(settings: MineSettings, summary: dict[str, Any]) -> None:

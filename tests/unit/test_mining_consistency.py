@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydense.mining.consistency import SAMPLE, Asked, _drawn, places
+from raydense.mining.consistency import SAMPLE, FileQueries, _drawn, places
 
 TEXTS = st.lists(st.integers(0, 4), min_size=1, max_size=9)
 LISTS = st.lists(st.lists(st.tuples(st.sampled_from(["", "a", "bc"]), st.booleans()), max_size=4), max_size=7)
@@ -38,7 +38,7 @@ def test_lists_keep_their_order_and_lose_what_is_not_marked(
 ) -> None:
     """Also of a list array that is a piece of a longer one."""
     whole = array([[text for text, _ in line] for line in [*before, *marked]])
-    asked = Asked(whole.slice(len(before)), start)
+    asked = FileQueries(whole.slice(len(before)), start)
     flat = [text for line in marked for text, _ in line]
     assert asked.texts(0) == flat
     assert asked.own.tolist() == [start + i for i, line in enumerate(marked) for _ in line]
@@ -49,11 +49,11 @@ def test_lists_keep_their_order_and_lose_what_is_not_marked(
 def test_the_sample_is_drawn_of_kept_and_of_dropped_whatever_the_file() -> None:
     """The random numbers of a file's second half are those that it has in the whole file."""
     lists = array([[f"{row} {place}" for place in range(row % 4)] for row in range(60)])
-    whole, half = Asked(lists, 0), Asked(lists.slice(30), 30)
+    whole, half = FileQueries(lists, 0), FileQueries(lists.slice(30), 30)
     place = np.where(whole.own % 3 == 0, 0, 1 + np.arange(len(whole.own)) % 5)
     first = 59 - whole.own
 
-    def drawn(asked: Asked, seed: int = 1) -> dict[str, dict[str, object]]:
+    def drawn(asked: FileQueries, seed: int = 1) -> dict[str, dict[str, object]]:
         these = whole.own >= asked.start
         return {line["query"]: line for line in _drawn(seed, asked, place[these], first[these]).to_pylist()}
 
