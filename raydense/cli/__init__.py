@@ -26,7 +26,7 @@ from raydense.cli.pools import pool_group
 from raydense.cli.recipes import demo_command, run_command
 from raydense.cli.serving import serve_command
 from raydense.cli.submit import submissions_of
-from raydense.cli.suite import evaluate_flags, evaluate_suite, read_evaluate
+from raydense.cli.suite import evaluate_flags, print_suite, read_evaluate
 from raydense.cli.visibility import check_submission
 from raydense.errors import fixable
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
@@ -58,7 +58,7 @@ def _evaluate_command() -> click.Command:
         join(address)
         check_submission([Stage("evaluate", "evaluate", settings, ())])
         if isinstance(settings, SuiteSettings):
-            evaluate_suite(settings, as_json)
+            print_suite(settings, as_json)
         else:
             _print_result("evaluate", VERBS["evaluate"].run(settings), as_json)
 

@@ -46,7 +46,7 @@ def evaluate_flags() -> list[click.Parameter]:
     return [*of_runs, *of_suite]
 
 
-def evaluate_suite(settings: SuiteSettings, as_json: bool) -> None:
+def print_suite(settings: SuiteSettings, as_json: bool) -> None:
     """Run a suite and print its table; the error of its first part that failed is raised afterwards."""
     suite = Suite.read(settings)
     failed = run_suite(suite)
