@@ -67,17 +67,22 @@ def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> In
     concurrent = refresh is not None and refresh.mode == "async"
     for name, amount in each.items():
         there, more = sum(node.get(name, 0.0) for node in nodes), {"CPU": _REFRESH_CPUS, "GPU": 1.0}[name]
-        if workers * amount + more * concurrent > there:
+        if workers * _units(amount) + _units(more) * concurrent > _units(there):
             finds = f", and {more:g} for what finds negatives meanwhile," if concurrent else ""
             less = "--cpus-per-worker less" if name == "CPU" else "--gpus-per-worker 0"
             fix = f"give fewer workers, or {less}" + (", or --refresh.mode sync" if concurrent else "")
             return InputError(f"{workers} workers x {amount:g} {name}{finds} is more than the {there:g} here", "workers", fix)
-    fit = sum(min(int(node.get(name, 0.0) / amount) for name, amount in each.items()) for node in nodes)
+    fit = sum(min(_units(node.get(name, 0.0)) // _units(amount) for name, amount in each.items()) for node in nodes)
     if fit < workers:
         claims = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
         what = f"{workers} workers, each with {claims} of one node: {fit} fit on the {len(nodes)} nodes here"
         return InputError(what, "workers", "give fewer workers, or --cpus-per-worker less")
     return None
+
+
+def _units(amount: float) -> int:
+    """An amount of a resource in the units that Ray counts in: floats would refuse what fits exactly."""
+    return round(10_000 * amount)
 
 
 def workers_wait(job: str) -> bool:

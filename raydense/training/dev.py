@@ -116,7 +116,7 @@ def _of_sources(query: Ints, queries: pa.Table) -> dict[str, NDArray[np.bool_]]:
     """Which of the dev queries are of each source, where they are of several."""
     if "source" not in queries.column_names:
         return {}
-    source = np.array(queries["source"].to_pylist(), object)[query]
+    source = np.array(queries["source"].take(pa.array(query)).to_pylist(), object)
     names = sorted(set(source))
     return {name: source == name for name in names} if len(names) > 1 else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,13 @@ def test_the_loss_is_that_of_sentence_transformers(data: TrainingData, tiny_fold
     first = scores[:, :1] > scores[:, 1:] if method == "margin-mse" else scores.argmax(axis=1) == 0
     assert float(metrics["accuracy"]) == pytest.approx(first.mean())
     assert 0 < first.mean() < 1
+
+
+def test_a_tie_with_the_positive_counts_as_a_miss(data: TrainingData) -> None:
+    asked = settings_of(data, "kl")
+    trained = method_of(asked)(asked, SimpleNamespace(config=SimpleNamespace(normalize=False)), None, 0, 1)
+    _, metrics = trained.loss((torch.ones(2, 4), torch.ones(6, 4)), {"teacher": torch.zeros(2, 3)})
+    assert float(metrics["accuracy"]) == 0
 
 
 @pytest.mark.parametrize("method", ["margin-mse", "kl"])

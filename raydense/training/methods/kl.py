@@ -25,8 +25,12 @@ class KL(DualEncoderMethod):
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; `accuracy` is the share of queries whose positive has the highest score of its list."""
+        import torch
+
         from raydense.models.losses import listwise_distillation
+        from raydense.training.tensors import accuracy
 
         scores = self.list_scores(outputs) / self.temperature
         loss = listwise_distillation(scores, batch["teacher"] / self.settings.teacher_temperature, direction="ce_de")
-        return loss, {"accuracy": (scores.detach().argmax(dim=1) == 0).float().mean()}
+        first, nothing = torch.zeros(len(scores), dtype=torch.int64, device=scores.device), torch.zeros_like(scores, dtype=torch.bool)
+        return loss, {"accuracy": accuracy(scores, first, nothing)}
