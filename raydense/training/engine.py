@@ -160,7 +160,9 @@ class Engine(ABC):
         """Read a checkpoint that contains the files of all its `workers`, whose number may differ from now."""
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights, unsharded, on the CPU, in fp32 if trained in it; without frozen weights. On all workers, or on worker 0 alone."""
+        """The trained weights, unsharded, on the CPU, in fp32 if trained in it; without frozen weights; empty on other workers than worker 0."""
+        if dist.is_initialized() and dist.get_rank():
+            return {}
         return {name: value.detach().cpu() for name, value in trained(self.module).items()}
 
 
@@ -295,8 +297,7 @@ class DeepSpeedEngine(Engine):
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        kept = dist.get_rank() == 0  # no other worker needs the memory for all of them, and no GPU
-        state = super().weights() if kept else {}
+        kept, state = dist.get_rank() == 0, super().weights()
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if parameter.requires_grad:
                 full = safe_get_full_fp32_param(parameter)

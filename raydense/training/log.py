@@ -34,10 +34,13 @@ class Log:
             self._usage = History(self._shared, done, USAGE, USAGE_EVENTS)
         self._flushed = time.monotonic()
 
-    def add(self, step: int, lr: float, norm: float, values: dict[str, Tensor], tokens: int) -> None:
-        """Add the scalars of a step, the norm of its gradient and this worker's tokens: it is marked `skipped` where the norm is not finite."""
-        after = {"lr": lr, "gradient_norm": norm} if math.isfinite(norm) else {"lr": lr, "skipped": 1}
-        self._held.append((step, after, values))
+    def add(self, step: int, known: Line, norm: float, values: dict[str, Tensor], tokens: int) -> None:
+        """Add the scalars of a step, the numbers that all workers know, the norm of its gradient and this worker's tokens.
+
+        The step is marked `skipped` where the norm is not finite.
+        """
+        after = {"gradient_norm": norm} if math.isfinite(norm) else {"skipped": 1}
+        self._held.append((step, known | after, values))
         self._tokens += tokens
 
     def flush(self, more: Line | None = None) -> None:

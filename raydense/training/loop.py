@@ -271,10 +271,11 @@ class Loop:
         lr = learning_rate(step, self.job.steps, self.settings)
         norm = self.engine.step(lr)
         values = {name: torch.stack([m[name] for m in measured]).mean() for name in measured[0]}
+        known = {"lr": lr}
         if self.job.generations.last:
-            extra = {"generation": self.generation, "staleness": step - self.job.generations.made_of(self.generation)}
-            values |= {name: torch.tensor(float(value), device=self.worker.device) for name, value in extra.items()}
-        self.log.add(step + 1, lr, norm, values, sum(part.tokens for part in parts))
+            staleness = float(step - self.job.generations.made_of(self.generation))
+            known = {"generation": float(self.generation), "staleness": staleness, **known}
+        self.log.add(step + 1, known, norm, values, sum(part.tokens for part in parts))
         return math.isfinite(norm)
 
     def _after(self, state: State) -> State:
@@ -325,15 +326,17 @@ class Loop:
         return step % self.settings.checkpoint_every == 0 or step == self.job.until or self.job.generations.at(step) != self.generation
 
     def _hand_over(self, step: int) -> None:
-        weights = self.engine.weights()
-        refuse_weights_not_finite(weights, step, self.worker)
+        weights = self._finite_weights(step)
         if self.worker.rank == 0:
             outlasting(lambda: self.job.generations.hand_over(step, weights), "handing the weights over for new negatives")
 
     def _save_weights(self, step: int) -> None:
+        self.checkpoints.save_weights(step, self._finite_weights(step))
+
+    def _finite_weights(self, step: int) -> dict[str, Tensor]:
         weights = self.engine.weights()
         refuse_weights_not_finite(weights, step, self.worker)
-        self.checkpoints.save_weights(step, weights)
+        return weights
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, worker: Worker) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from raydense.models.masking import masked_places
 from raydense.training.engine import tied
@@ -26,7 +26,7 @@ class Cut:
     """A part of a step as it runs: the `texts` of each piece.
 
     With `places` the pieces have one loss: `places[k]` int64 [n] says where each row of the k-th kind of texts is now, and `rest` has one
-    dict, the tensors for the loss. They run by gradient caching, or, `together`, with all their graphs at once. Without `places`, each piece
+    dict, the tensors for the loss. They run by gradient caching, or, as `one_graph`, with all their graphs at once. Without `places`, each piece
     has its own dict in `rest` and the share of its loss in `shares`. `tokens` are those of the part, without padding.
     """
 
@@ -35,21 +35,16 @@ class Cut:
     tokens: int
     shares: tuple[float, ...] = (1.0,)
     places: tuple[Tensor, ...] = ()
-    together: bool = False
+    one_graph: bool = False
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Cut:
-        """With each tensor moved, apart from `places`, which index outputs of any device."""
-        return replace(self, texts=[_moved(one, move) for one in self.texts], rest=[_moved(one, move) for one in self.rest])
+        """With each tensor moved."""
+        texts, rest, places = tree_map(move, (self.texts, self.rest, self.places))
+        return replace(self, texts=texts, rest=rest, places=places)
 
     def tensors(self) -> list[Tensor]:
-        """All tensors apart from `places`."""
-        found: list[Tensor] = []
-        self.moved(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        return found
-
-
-def _moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
-    return {name: _moved(one, move) for name, one in value.items()} if isinstance(value, dict) else move(value)
+        """All tensors."""
+        return tree_leaves((self.texts, self.rest, self.places))
 
 
 def cut_up(settings: LoopSettings, batch: Batch, pieces: int, device: str = "cpu") -> Cut:
@@ -63,13 +58,13 @@ def cut_up(settings: LoopSettings, batch: Batch, pieces: int, device: str = "cpu
     tokens = sum(int(one["attention_mask"].sum()) for one in texts.values())
     if pieces > 1 and accumulates(settings):
         return _of_queries(settings, texts, rest, pieces, tokens)
-    orders, together = by_length(texts), pieces == 1
-    if together and not alike(settings):
+    orders, one_graph = by_length(texts), pieces == 1
+    if one_graph and not alike(settings):
         pieces = _cheapest(texts, orders, _EACH_COSTS[device])
     if pieces == 1:
         return Cut([_with_places(texts)], [rest], tokens)
     cut = [_with_places(piece_of(texts, orders, i, pieces)) for i in range(pieces)]
-    return Cut(cut, [rest], tokens, places=tuple(order.argsort() for order in orders.values()), together=together)
+    return Cut(cut, [rest], tokens, places=tuple(order.argsort() for order in orders.values()), one_graph=one_graph)
 
 
 def alike(settings: LoopSettings) -> bool:

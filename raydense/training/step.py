@@ -30,7 +30,7 @@ def run_cut(engine: Engine, method: Method, part: Cut, seeds: list[int]) -> Metr
     """Add the gradient of a part's loss to the model's, and return loss and metrics, detached; `seeds` has one seed per piece."""
     rest = [{name: value.to(engine.device, non_blocking=True) for name, value in one.items()} for one in part.rest]
     if part.places:
-        run_pieces = _together if part.together else _cached
+        run_pieces = _together if part.one_graph else _cached
         return run_pieces(engine, method, part, rest[0], seeds)
     summed: Metrics = {}
     for texts, one, share, seed in zip(part.texts, rest, part.shares, seeds, strict=True):
@@ -122,7 +122,7 @@ def give_memory_back() -> None:
 
 def _in_order(outputs: tuple[Tensor, ...], part: Cut) -> tuple[Tensor, ...]:
     """The outputs of each kind of texts in the order of the batch."""
-    return tuple(output[place.to(output.device)] for output, place in zip(outputs, part.places, strict=True))
+    return tuple(output[place] for output, place in zip(outputs, part.places, strict=True))
 
 
 def _outputs_of_all(engine: Engine, part: Cut, seeds: list[int]) -> tuple[Tensor, ...]:

@@ -28,10 +28,10 @@ def log_two_steps(rank: int, folder: str) -> None:
     log = Log(Place.of(folder) / "shared", Worker(rank, 2, 2, CPU))
     log.open(0)
     for step, tokens in ((1, [10, 20]), (2, [20, 30])):
-        log.add(step, 0.1, 1.0, {"loss": torch.tensor(float(rank + step))}, tokens[rank])
+        log.add(step, {"lr": 0.1}, 1.0, {"loss": torch.tensor(float(rank + step))}, tokens[rank])
     now = 104.0
     log.flush({"mrr@10": 0.5})
-    log.add(3, 0.1, 1.0, {"loss": torch.tensor(1.0)}, 5)
+    log.add(3, {"lr": 0.1}, 1.0, {"loss": torch.tensor(1.0)}, 5)
     now = 106.0
     log.flush()
     log.close()

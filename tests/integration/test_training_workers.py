@@ -216,7 +216,7 @@ def by_experts(rank: int, workers: int, folder: str) -> None:
     s = settings(workers, engine={"name": "ddp"}, batch_size=8)
     engine = make_engine(Experts(), s, CPU, "fp32", overlaps=False)
     losses = train(engine, range(6), rank, workers, s)
-    torch.save((losses, engine.weights()), f"{folder}/{workers}-{rank}.pt")
+    torch.save((losses, engine.module.state_dict()), f"{folder}/{workers}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -81,9 +81,9 @@ class Retriever(DualEncoderMethod):
         """As `Method.prepare`; the passages of a worker are its positives query by query, then its negatives.
 
         `positive` [n] is the column of each query's first positive. `known` bool [n, passages] marks the query's known positives,
-        `out` bool [n, passages] what is not compared with it, which is padding. Without `in_batch` the passages are those of each
-        query's own list, its positives and then its negatives, and the lists are in the order of the queries. `teacher` as in
-        `DualEncoderMethod.prepare`.
+        `out` bool [passages] what no query is compared with, which is padding. Without `in_batch` the passages are those of each
+        query's own list, its positives and then its negatives, and the lists are in the order of the queries; then `out` is
+        [n, passages]. `teacher` as in `DualEncoderMethod.prepare`.
         """
         import numpy as np
         import torch
@@ -101,7 +101,7 @@ class Retriever(DualEncoderMethod):
             **self.tokenized(mine, _rows_of(mine)),
             "positive": torch.from_numpy(first + m * np.arange(n)),
             "known": torch.from_numpy(known_positives(mine, rows, self.texts.store.text_hash)),
-            "out": torch.from_numpy(np.repeat(fillers[None, :], n, axis=0)),
+            "out": torch.from_numpy(fillers),
             **teacher_of(mine),
         }
 
