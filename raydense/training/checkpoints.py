@@ -24,7 +24,7 @@ from raydense.errors import InputError
 from raydense.models.sharded import together
 from raydense.runtime.ray_internals import persist_checkpoint, persisted_checkpoint
 from raydense.storage import Place
-from raydense.training.engine import Engine, tied
+from raydense.training.engine import Engine, shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.outage import outlasting
 from raydense.training.precision import Precision
@@ -156,8 +156,8 @@ def refuse_other_precision(output: Place, state: State, precision: Precision, ca
 
 
 def refuse_other_workers(output: Place, state: State, settings: LoopSettings) -> None:
-    """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers."""
-    if tied(settings) and state.workers != settings.workers:
+    """InputError where the checkpoints of unfinished work cannot be loaded by this number of workers: those of weights in shards by as many alone."""
+    if shards_weights(settings) and state.workers != settings.workers:
         raise InputError(
             f"its checkpoints are of {state.workers} workers, and ZeRO 3's load with as many only (now {settings.workers})",
             output,

@@ -386,6 +386,6 @@ def make_engine(
     return TorchEngine(model, settings, device, precision, pieces, overlaps)
 
 
-def tied(settings: LoopSettings) -> bool:
-    """Whether a checkpoint can be loaded only by the number of workers that wrote it: ZeRO 3 shards each weight."""
+def shards_weights(settings: LoopSettings) -> bool:
+    """Whether no worker holds a whole weight: ZeRO 3."""
     return settings.engine.name == "deepspeed" and settings.engine.zero == 3

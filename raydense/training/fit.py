@@ -28,20 +28,20 @@ from raydense.training.card import shown_inputs, training_section
 from raydense.training.checkpoints import refuse_other_workers
 from raydense.training.ending import Ending
 from raydense.training.followed import Followed
-from raydense.training.generation_builder import GenerationBuilder, MakeGeneration, wait_for_left_builder
+from raydense.training.generation_builder import GenerationBuilder, MakeGeneration
 from raydense.training.generations import Generations
 from raydense.training.history import EVENTS, HISTORY, lines_of
 from raydense.training.inputs import refuse_replaced
+from raydense.training.left_threads import wait_for_left
 from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import many_words
 from raydense.training.method import dev_interval, load_model, method_of
 from raydense.training.micro_batch import refuse_too_little, refuse_too_little_to_write
 from raydense.training.registered import newest_state
-from raydense.training.settings import MeasuredSettings
+from raydense.training.settings import dev_of
 from raydense.training.tracking import tracking
 from raydense.training.weights import load_weights
-from raydense.training.workers import wait_for_left
 
 _RESULT, _TINY = "result.json", "tiny-model"
 _CHUNK = 4_096
@@ -57,7 +57,6 @@ def fit(settings: LoopSettings, make: MakeGeneration | None = None) -> Artifact:
     """
     settings = method_of(settings).completed(settings)
     output = Place.of(settings.output)
-    wait_for_left_builder(output)
     wait_for_left(output)
     made_from = provenance(settings.verb, settings)
     _discard_uncounted(output, settings, made_from)
@@ -174,7 +173,8 @@ def _say_gain(result: dict[str, Any]) -> None:
 
 def _say_of_patience(settings: LoopSettings, every: int, steps: int) -> None:
     """A line where the training is over before as many dev measurements as `dev.patience` have followed the best one."""
-    patience = settings.dev.patience if isinstance(settings, MeasuredSettings) and settings.dev else 0
+    dev = dev_of(settings)
+    patience = dev.patience if dev else 0
     if patience * every >= steps:
         measured = f"the dev metric is measured every {every:,} of {steps:,} steps"
         say(f"train: dev.patience {patience} cannot end this training early: {measured}; lower dev.patience or dev.every")

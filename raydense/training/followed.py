@@ -23,7 +23,7 @@ from raydense.training.registered import fix_registered, keep_registered, newest
 from raydense.training.shared_folder import mark
 from raydense.training.status import dev_line, forget, start_line, steps_done
 from raydense.training.tracking import Send
-from raydense.training.workers import Workers, leave
+from raydense.training.workers import Workers, leave_working
 
 _REPORTING_S = 1.0  # of a report that sends to a tracker
 
@@ -89,7 +89,7 @@ class Followed:
                     with suppress(StorageError):  # the workers may still reach the store
                         self.report(progress)
         finally:
-            leave(workers, self._output)
+            leave_working(workers, self._output)
         outcome = workers.outcome()
         if not self._began:  # no step was left
             self._began = True

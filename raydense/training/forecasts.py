@@ -16,7 +16,7 @@ from raydense.storage import read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import dev_interval, method_of
 from raydense.training.piece_count import accumulates, pieces_of
-from raydense.training.settings import MeasuredSettings, TrainSettings, refresh_of
+from raydense.training.settings import TrainSettings, dev_of, refresh_of
 
 _ESTIMATES: dict[str, tuple[str, int]] = {}  # of this process: the trials of a sweep, or seeds, are often alike
 _BACKWARD = 3.0  # forward and backward, in forward passes
@@ -73,7 +73,7 @@ def _again(settings: LoopSettings) -> float:
 
 def _measured(settings: LoopSettings, steps: Holds, each: Mapping[str, float]) -> float:
     """What it takes to encode the passages that dev queries are searched in, and to score the pairs of a re-ranker, of all measurements."""
-    dev = settings.dev if isinstance(settings, MeasuredSettings) else None
+    dev = dev_of(settings)
     if not dev:
         return 0.0
     method, kinds = method_of(settings), {"passages", "pairs"} if dev.run else {"passages"}

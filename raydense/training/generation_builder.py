@@ -10,15 +10,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from raydense.errors import StorageError
-from raydense.runtime.exiting import ends_before_ray
 from raydense.runtime.progress import muted, say
-from raydense.storage import Place, stays_held
 from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_replaced
+from raydense.training.left_threads import leave
 from raydense.training.loop_settings import LoopSettings
-
-# Threads that outlived an interrupt, by the output of their training: a program, as a notebook, may go on after Ctrl-C.
-_LEFT: dict[str, threading.Thread] = {}
 
 
 class MakeGeneration(Protocol):
@@ -48,15 +44,12 @@ class GenerationBuilder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._left.set()
         if self._thread.is_alive():
-            _LEFT[self._generations.output.located] = self._thread
-            stays_held(self._generations.output, self._thread)
-            ends_before_ray(self._thread)
+            leave(self._generations.output, self._thread)
             with suppress(StorageError):
                 self._generations.give_up("the training has ended" if error is None else "the training was stopped")
             if error is None:  # what it went on to write would stand in the finished model's folder
                 say("train: ends when the phase of the refresh is done that is at work")
                 self._thread.join()
-                _LEFT.pop(self._generations.output.located, None)
 
     def make_open(self) -> float:
         """Make all generations whose weights were handed over, until the block has ended; returns the seconds."""
@@ -88,13 +81,3 @@ class GenerationBuilder:
                 with suppress(StorageError):
                     self._generations.give_up(str(error))
                 return
-
-
-def wait_for_left_builder(output: Place) -> None:
-    """Before a training goes on in this process: wait until the thread of the interrupted one has ended, which writes the same files."""
-    thread = _LEFT.get(output.located)
-    if thread is not None and thread.is_alive():
-        say("train: the interrupted run ends after the phase of the refresh that is at work; waits for it")
-        while thread.is_alive():
-            thread.join(0.5)  # for ever it could not be interrupted
-    _LEFT.pop(output.located, None)

@@ -35,7 +35,7 @@ from raydense.training.pieces import Cut, cut_up
 from raydense.training.precision import Precision, precision_for
 from raydense.training.prefetch import Prefetch
 from raydense.training.registered import State, newest_state
-from raydense.training.settings import DevSettings
+from raydense.training.settings import dev_of
 from raydense.training.shared_folder import refuse_other_folder
 from raydense.training.start_model import load_start
 from raydense.training.status import Status, dev_measured, when
@@ -135,7 +135,7 @@ class Loop:
         self.log = Log(job.shared, worker)
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
         self.dev_every = dev_interval(s, job.steps)
-        dev: DevSettings | None = getattr(s, "dev", None)
+        dev = dev_of(s)
         self.patience, self.keeps_last = (dev.patience, dev.keep == "last") if dev else (0, False)
         self.status = Status(job.shared) if worker.rank == 0 else None
         self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, worker.rank, worker.workers, worker.device), False

@@ -28,7 +28,7 @@ from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
 from raydense.models.weights import without_reading
-from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, offloads, tied
+from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, offloads, shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 from raydense.training.piece_count import largest_piece, pieces_of
@@ -105,7 +105,7 @@ class Outline:
         if not offloads(s, self._gpu):
             return 0
         summed = 8 * trained if s.engine.zero == 2 and s.accumulation * pieces_of(s) > 1 else 0
-        return int((_OFFLOADED_3 if tied(s) else _OFFLOADED) * trained / s.workers) + summed
+        return int((_OFFLOADED_3 if shards_weights(s) else _OFFLOADED) * trained / s.workers) + summed
 
     @property
     def whole(self) -> int:
@@ -126,7 +126,7 @@ class Outline:
             self._running[pieces] = self.running(pieces)
         running = int(self._running[pieces] * (1.0 if self._gpu else _HOLES)) + self._gathered()
         # worker 0 copies the trained weights to save them, on a GPU to the memory of its machine; with ZeRO 3 gradients stay meanwhile
-        saving = 0 if self._gpu else 4 * _count(self._trained) - (0 if tied(settings) else gradients)
+        saving = 0 if self._gpu else 4 * _count(self._trained) - (0 if shards_weights(settings) else gradients)
         process = 0 if self._gpu else _PROCESS + (_DEEPSPEED if settings.engine.name == "deepspeed" else 0)
         return Memory(weights, gradients, optimizer, max(running, updating, saving), self._outputs(), process)
 
@@ -156,8 +156,8 @@ class Outline:
         if offloads(s, self._gpu):
             piece = each * (trained if s.engine.zero == 1 or each == 4 else bucket_of(trained))
             summed = int(4 * (share if s.engine.zero == 2 else 1) * trained) if each < 4 else 0
-            held = each * bucket_of(trained) if tied(s) else piece + summed + self._buckets()
-            return 0 if tied(s) else each * whole, held, 0, 0
+            held = each * bucket_of(trained) if shards_weights(s) else piece + summed + self._buckets()
+            return 0 if shards_weights(s) else each * whole, held, 0, 0
         if s.engine.name == "ddp" or s.engine.zero == 0:
             # LAMB makes two tensors of each weight's size at once, fused AdamW none
             made = 2 * trained if s.optimizer == "lamb" else 0
@@ -165,7 +165,7 @@ class Outline:
             # DDP's buckets: gradients lie in them once workers have exchanged them, and until then next to them
             buckets = trained if s.engine.name == "ddp" and s.workers > 1 and s.accumulation * pieces > 1 else 0
             return 4 * whole, 4 * (trained + buckets), 8 * trained, 4 * max(made, summed)
-        if s.engine.zero == 3:  # float32 weights and moments, and the gradients' sums, of its share; they are copied in an update
+        if shards_weights(s):  # float32 weights and moments, and the gradients' sums, of its share; they are copied in an update
             shared = int(4 * share * trained)
             return int(each * share * whole), shared + each * bucket_of(trained), 3 * shared, shared
         half = each < 4  # then gradients are added up in float32, next to those of a piece
@@ -181,7 +181,7 @@ class Outline:
         Of several workers, or offloaded: one alone has no other weights than its share. As measured with DeepSpeed 0.19,
         docs/benchmarks/memory.md.
         """
-        if not tied(self.settings):
+        if not shards_weights(self.settings):
             return 0
         shared = self.settings.workers > 1 or offloads(self.settings, self._gpu)
         whole = min(_count(self.model.parameters()), WHOLE_AT_ONCE) if shared else 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.registry import method
-from raydense.training.settings import MeasuredSettings, NegativesSettings
+from raydense.training.settings import NegativesSettings, dev_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,11 +135,6 @@ class Method(ABC):
             require_scores(settings)
 
     @classmethod
-    def dev_every(cls, settings: Any) -> int:
-        """Steps between dev measurements; 0 means ten over the whole run."""
-        return settings.dev.every if isinstance(settings, MeasuredSettings) and settings.dev else 0
-
-    @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
         """The dev sets to measure during training, by the names of the metrics; the first decides which weights are best."""
         return {}
@@ -206,8 +201,9 @@ def method_of(settings: LoopSettings) -> type[Method]:
 
 
 def dev_interval(settings: LoopSettings, steps: int) -> int:
-    """Steps between dev measurements in a training of so many steps."""
-    return method_of(settings).dev_every(settings) or max(1, math.ceil(steps / 10))
+    """Steps between dev measurements in a training of so many steps; by default there are ten."""
+    dev = dev_of(settings)
+    return (dev.every if dev else 0) or max(1, math.ceil(steps / 10))
 
 
 def load_model(settings: LoopSettings, folder: str) -> Any:

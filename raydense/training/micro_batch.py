@@ -18,7 +18,7 @@ from torch import nn
 from raydense.errors import InputError
 from raydense.runtime.limits import memory_free, memory_total
 from raydense.storage import Place
-from raydense.training.engine import offloads, tied
+from raydense.training.engine import offloads, shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, forward_and_back, longest_batch
 from raydense.training.piece_count import pieces_of, texts_of
@@ -53,7 +53,7 @@ def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, devic
     outline = Outline(settings, start, device)
     if together:
         dist.barrier()  # so that no worker counts memory as free that another is about to load its model into
-    if device.type == "cuda" and tied(settings):
+    if device.type == "cuda" and shards_weights(settings):
         mine = largest_by_estimate(outline, int(_SHARE * torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_allocated(device))
     elif device.type == "cuda":
         mine = largest_by_trial(model.to(device).train(), outline, device)
@@ -110,7 +110,7 @@ def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: tor
 
 def refuse_too_little_to_write(settings: LoopSettings, start: str) -> None:
     """InputError if this machine, where the trained model is written, has not the memory for it in float32, though with ZeRO 3 no worker holds it whole."""
-    if tied(settings):
+    if shards_weights(settings):
         written = settings.model_copy(update={"precision": "fp32"})  # that of the workers may be one that no CPU trains in
         needed, most = Outline(written, start, torch.device("cpu")).whole, memory_total()
         if needed > most:

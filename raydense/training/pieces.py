@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from raydense.models.masking import masked_places
-from raydense.training.engine import tied
+from raydense.training.engine import shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, method_of
 from raydense.training.piece_count import accumulates
@@ -69,7 +69,7 @@ def cut_up(settings: LoopSettings, batch: Batch, pieces: int, device: str = "cpu
 
 def alike(settings: LoopSettings) -> bool:
     """Whether all workers must run as many forwards as each other: in each, ZeRO 3 gathers the weights from all of them."""
-    return tied(settings) and settings.workers > 1
+    return shards_weights(settings) and settings.workers > 1
 
 
 def _cheapest(texts: Texts, orders: dict[str, Tensor], each_costs: int) -> int:

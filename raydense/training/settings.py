@@ -225,6 +225,11 @@ def refresh_of(settings: LoopSettings) -> RefreshSettings | None:
     return settings.refresh if isinstance(settings, RefreshedSettings) else None
 
 
+def dev_of(settings: LoopSettings) -> DevSettings | None:
+    """The dev settings of a training, if it measures anything."""
+    return settings.dev if isinstance(settings, MeasuredSettings) else None
+
+
 class PretrainSettings(LoopSettings):
     """Pre-train an encoder on passages and their contexts: masked tokens, Condenser, coCondenser or CoT-MAE."""
 

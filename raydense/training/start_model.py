@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raydense.models.sharded import sharing_out, together
-from raydense.training.engine import import_deepspeed, offloads, tied
+from raydense.training.engine import import_deepspeed, offloads, shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
 
@@ -17,7 +17,7 @@ def load_start(settings: LoopSettings, folder: str, device: torch.device) -> Any
 
     InputError, on all workers, if one of them cannot use the folder.
     """
-    if not tied(settings):
+    if not shards_weights(settings):
         with together():
             return load_model(settings, folder)
     import_deepspeed(device)

@@ -9,22 +9,17 @@ from typing import Any
 
 from raydense.errors import InputError, StorageError
 from raydense.runtime.allocator import cpu_worker_env
-from raydense.runtime.exiting import ends_before_ray
 from raydense.runtime.network import network_env
-from raydense.runtime.progress import say
 from raydense.runtime.ray_internals import trainer_type
 from raydense.runtime.session import joins_cluster
-from raydense.storage import WORK, Place, stays_held
+from raydense.storage import WORK, Place
+from raydense.training.left_threads import leave
 from raydense.training.loop import Job, train_worker
 from raydense.training.notice import ask_to_end
 from raydense.training.registered import RUN
 
 # Ray Train polls its workers at this interval: it bounds the delay of a report, and of the end.
 _LOOK_EVERY_S = "0.25"
-
-
-# Those that outlived an interrupt, by the output of their training: a program, as a notebook, may go on after Ctrl-C.
-_LEFT: dict[str, Workers] = {}
 
 
 class Workers(threading.Thread):
@@ -51,28 +46,12 @@ class Workers(threading.Thread):
         return self._result
 
 
-def leave(workers: Workers, output: Place) -> None:
-    """Where the driver ends before its workers: ask them to end after their step. Until then no other process writes their output."""
+def leave_working(workers: Workers, output: Place) -> None:
+    """Where the driver ends before its workers: ask them to end after their step."""
     if workers.is_alive():
-        _LEFT[output.located] = workers
-        stays_held(output, workers)
-        ends_before_ray(workers)
+        leave(output, workers)
         with suppress(StorageError):
             ask_to_end(output / WORK)
-
-
-def wait_for_left(output: Place) -> None:
-    """Before a training goes on in this process: wait until the workers of the interrupted one have ended."""
-    workers = _LEFT.pop(output.located, None)
-    if workers is None or not workers.is_alive():
-        return
-    say("train: the workers of the interrupted run end after their step; waits for them")
-    try:
-        while workers.is_alive():
-            workers.join(0.5)  # for ever it could not be interrupted
-    finally:
-        if workers.is_alive():
-            _LEFT[output.located] = workers
 
 
 def _fit(job: Job, gpu: bool) -> dict[str, Any]:

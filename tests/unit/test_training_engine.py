@@ -14,7 +14,15 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from raydense.errors import InputError
 from raydense.storage import Place
-from raydense.training.engine import TorchEngine, deepspeed_config, import_deepspeed, learning_rate, make_engine, make_optimizer, tied
+from raydense.training.engine import (
+    TorchEngine,
+    deepspeed_config,
+    import_deepspeed,
+    learning_rate,
+    make_engine,
+    make_optimizer,
+    shards_weights,
+)
 from raydense.training.history import EVENTS, HISTORY, Follower, History, read_history
 from raydense.training.settings import TrainSettings
 
@@ -258,9 +266,9 @@ def test_offload_where_there_is_none_is_refused(engine: dict[str, Any], message:
         TrainSettings.read(settings().model_dump(exclude_unset=True) | {"engine": engine})
 
 
-def test_which_checkpoints_are_tied_to_the_number_of_workers() -> None:
-    assert not tied(settings(engine={"name": "ddp"}))
-    assert [tied(settings(engine={"name": "deepspeed", "zero": zero})) for zero in range(4)] == [False, False, False, True]
+def test_zero_3_alone_shards_the_weights() -> None:
+    assert not shards_weights(settings(engine={"name": "ddp"}))
+    assert [shards_weights(settings(engine={"name": "deepspeed", "zero": zero})) for zero in range(4)] == [False, False, False, True]
 
 
 def test_history_begins_again_after_the_checkpoint(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import torch
 
 from raydense.errors import InputError, LostOutput
 from raydense.storage import WORK, Draft, Place, releases_outputs
-from raydense.training.generation_builder import GenerationBuilder, wait_for_left_builder
+from raydense.training.generation_builder import GenerationBuilder
 from raydense.training.generations import Generations
+from raydense.training.left_threads import wait_for_left
 from raydense.training.settings import TrainSettings
 
 
@@ -76,7 +77,7 @@ def test_a_training_that_goes_on_waits_for_the_thread_of_the_interrupted_one(tmp
     with pytest.raises(LostOutput):  # nor does another process take the training over
         Place.of(tmp_path / WORK).hold()
     looked.set()
-    wait_for_left_builder(Place.of(tmp_path))
+    wait_for_left(Place.of(tmp_path))
     with GenerationBuilder(None, settings, "tiny", Generations(Place.of(tmp_path), 20, 20), {}):
         assert made == [1], "and not the second one: the training had ended"
         assert not fault.exists()

@@ -11,7 +11,8 @@ import pytest
 from raydense.errors import LostOutput
 from raydense.storage import Draft, Place, releases_outputs
 from raydense.storage.local_place import FileLock
-from raydense.training.workers import Workers, leave, wait_for_left
+from raydense.training.left_threads import wait_for_left
+from raydense.training.workers import Workers, leave_working
 
 
 class _Busy(Workers):
@@ -36,7 +37,7 @@ def test_an_interrupted_training_is_not_taken_over_while_its_workers_write(tmp_p
         try:
             raise KeyboardInterrupt
         finally:
-            leave(workers, draft.located)
+            leave_working(workers, draft.located)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
