@@ -15,9 +15,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from raydense.training.known import known_positives
 from raydense.training.part import Part
 from raydense.training.ragged import Ragged
-from raydense.training.tensors import known_positives
 
 CORPUS = 8_841_823
 

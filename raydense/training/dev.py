@@ -31,9 +31,9 @@ from raydense.models.tokens import Tokens
 from raydense.runtime.progress import say
 from raydense.storage import Artifact
 from raydense.training.engine import Engine
+from raydense.training.gather import gather
 from raydense.training.ragged import Ragged
 from raydense.training.settings import DevSettings
-from raydense.training.tensors import pad
 from raydense.training.texts import Texts
 
 METRICS = ("mrr@10", "ndcg@10", "recall@100")
@@ -236,12 +236,12 @@ class Dev:
         return dict(zip(METRICS if self.dev.absent is None else METRICS[:2], values, strict=False)) | of_source
 
     def _of_retriever(self, engine: Engine) -> Tensor:
-        queries = self._of_all_workers(self._outputs(engine, self._queries, "queries"), len(self.dev.query)).float()
-        passages = self._of_all_workers(self._outputs(engine, self._passages, "passages"), len(self.dev.rows)).float()
+        queries = gather(self._outputs(engine, self._queries, "queries"))[: len(self.dev.query)].float()
+        passages = gather(self._outputs(engine, self._passages, "passages"))[: len(self.dev.rows)].float()
         return self._means(len(queries), lambda block: queries[block] @ passages.T, engine.device)
 
     def _of_reranker(self, engine: Engine) -> Tensor:
-        scores = self._of_all_workers(self._outputs(engine, self._pairs, "pairs"), self.dev.rows.size).float().view(self.dev.rows.shape)
+        scores = gather(self._outputs(engine, self._pairs, "pairs"))[: self.dev.rows.size].float().view(self.dev.rows.shape)
         absent = torch.from_numpy(self.dev.absent).to(engine.device)
         return self._means(len(scores), lambda block: scores[block].masked_fill(absent[block], -math.inf), engine.device)
 
@@ -267,15 +267,7 @@ class Dev:
 
     def _batches(self, tokens: Tokens, order: Ints, device: torch.device) -> Iterator[dict[str, Tensor]]:
         for start in range(0, len(order), self._at_once):
-            batch = pad(self.model, tokens.select(order[start : start + self._at_once]))
-            yield {name: value.to(device) for name, value in batch.items()}
-
-    def _of_all_workers(self, mine: Tensor, total: int) -> Tensor:
-        if self.workers == 1:
-            return mine[:total]
-        gathered = [torch.empty_like(mine) for _ in range(self.workers)]
-        dist.all_gather(gathered, mine.contiguous())
-        return torch.cat(gathered)[:total]
+            yield tokens.select(order[start : start + self._at_once]).pad(self.model.tokenizer.pad_id, device)
 
 
 def _one(output: Any) -> Tensor:

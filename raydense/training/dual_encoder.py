@@ -128,11 +128,11 @@ class DualEncoderMethod(Method):
 
     def tokenized(self, mine: Part, rows: NDArray[np.int64]) -> Batch:
         """Padded batches of a slice's queries, and of the passages at `rows`."""
-        from raydense.training.tensors import pad
 
+        pad_id = self.model.tokenizer.pad_id
         return {
-            "queries": pad(self.model, self.model.tokenize_queries(self.texts.queries(mine.query))),
-            "passages": pad(self.model, self.model.tokenize_passages(self.texts.passages(rows))),
+            "queries": self.model.tokenize_queries(self.texts.queries(mine.query)).pad(pad_id),
+            "passages": self.model.tokenize_passages(self.texts.passages(rows)).pad(pad_id),
         }
 
     def list_scores(self, outputs: Outputs) -> Tensor:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raydense.storage import Place
+from raydense.training.gather import gather
 from raydense.training.history import USAGE, USAGE_EVENTS, History, Line
 from raydense.training.worker import Worker
 
@@ -66,12 +67,7 @@ class Log:
     def _used(self, step: int) -> Line:
         """The tokens of all workers for each second since the last flush, and the memory of the worker that has taken most, in GiB."""
         here = torch.tensor([self._tokens, _peak_memory(self.worker.device)], dtype=torch.float64, device=self.worker.device)
-        of_all = [torch.empty_like(here) for _ in range(self.worker.workers)]
-        if self.worker.workers > 1:
-            dist.all_gather(of_all, here)
-        else:
-            of_all = [here]
-        tokens, memory = torch.stack(of_all).unbind(dim=1)
+        tokens, memory = gather(here[None]).unbind(dim=1)
         now, count = time.monotonic(), int(tokens.sum())
         seconds, self._flushed, self._tokens = now - self._flushed, now, 0
         self.tokens, self.memory = self.tokens + count, round(float(memory.max()) / 2**30, 3)

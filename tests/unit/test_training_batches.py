@@ -23,13 +23,13 @@ from raydense.errors import InputError
 from raydense.storage import Draft
 from raydense.training.batches import Sampler
 from raydense.training.examples import Examples, read_examples, read_training_data
+from raydense.training.known import known_positives
 from raydense.training.method import method_of
 from raydense.training.part import Part
 from raydense.training.pieces import Cut
 from raydense.training.prefetch import Prefetch
 from raydense.training.ragged import Ragged
 from raydense.training.settings import TrainSettings
-from raydense.training.tensors import known_positives
 from raydense.training.transfer import Transfer
 
 

@@ -71,13 +71,13 @@ class QueryGenerator(Method):
 
     def prepare(self, part: Part) -> Batch:
         """As `Method.prepare`; row i of both batches is a pair, and `tokens`, float32 without dimension, are those of all queries."""
-        from raydense.training.tensors import pad
 
         mine = part.slice_of(self.rank, self.workers)
-        queries = pad(self.model, self.model.tokenize_queries(self.texts.queries(mine.query)))
+        pad_id = self.model.tokenizer.pad_id
+        queries = self.model.tokenize_queries(self.texts.queries(mine.query)).pad(pad_id)
         return {
             "queries": queries,
-            "passages": pad(self.model, self.model.tokenize_passages(self.texts.passages(mine.positives[:, 0]))),
+            "passages": self.model.tokenize_passages(self.texts.passages(mine.positives[:, 0])).pad(pad_id),
             "tokens": queries["attention_mask"].sum().float(),
         }
 

@@ -146,7 +146,7 @@ class Joint(Method):
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_of_lists, pad
+        from raydense.training.known import known_of_lists
 
         mine = part.slice_of(self.rank, self.workers)
         rows = np.concatenate([mine.positives[:, :1], mine.negatives, self._others(part)], axis=1)
@@ -155,11 +155,11 @@ class Joint(Method):
         texts, queries = self.texts.passages(passages), self.texts.queries(mine.query)
         of_lists = np.array(texts, object)[place.ravel()].tolist()
         pairs = self.model.reranker.tokenize_pairs(np.repeat(np.array(queries, object), rows.shape[1]).tolist(), of_lists)
-        retriever = self.model.retriever
+        retriever, pad_id = self.model.retriever, self.model.retriever.tokenizer.pad_id
         return {
-            "queries": pad(retriever, retriever.tokenize_queries(queries)),
-            "passages": pad(retriever, retriever.tokenize_passages(texts if self.settings.in_batch else of_lists)),
-            "pairs": pad(self.model.reranker, pairs),
+            "queries": retriever.tokenize_queries(queries).pad(pad_id),
+            "passages": retriever.tokenize_passages(texts if self.settings.in_batch else of_lists).pad(pad_id),
+            "pairs": pairs.pad(self.model.reranker.tokenizer.pad_id),
             "relevant": torch.from_numpy(relevant),
             **({"place": torch.from_numpy(place.reshape(rows.shape))} if self.settings.in_batch else {}),
         }
@@ -180,7 +180,7 @@ class Joint(Method):
         import torch
 
         from raydense.models import losses
-        from raydense.training.tensors import accuracy
+        from raydense.training.accuracy import accuracy
 
         queries, passages, scores = (losses.exact(output) for output in outputs)
         relevant: Tensor = batch["relevant"]

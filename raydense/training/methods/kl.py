@@ -28,7 +28,7 @@ class KL(DualEncoderMethod):
         import torch
 
         from raydense.models.losses import listwise_distillation
-        from raydense.training.tensors import accuracy
+        from raydense.training.accuracy import accuracy
 
         scores = self.list_scores(outputs) / self.temperature
         loss = listwise_distillation(scores, batch["teacher"] / self.settings.teacher_temperature, direction="ce_de")

@@ -29,7 +29,7 @@ class MultiPositive(Retriever):
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; `accuracy` is the share of queries whose first positive scores above all negatives."""
         from raydense.models import losses
-        from raydense.training.tensors import accuracy
+        from raydense.training.accuracy import accuracy
 
         queries, passages = self.vectors(outputs)
         scores = compared(queries, passages)

@@ -50,7 +50,7 @@ class Pair(Retriever):
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_positives
+        from raydense.training.known import known_positives
 
         batch = super().prepare(part)
         if self.settings.in_batch_queries:
@@ -62,7 +62,7 @@ class Pair(Retriever):
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; `query_centric` is L_Q, `passage_centric` is L_P."""
         from raydense.models import losses
-        from raydense.training.tensors import accuracy
+        from raydense.training.accuracy import accuracy
 
         queries, passages = self.vectors(outputs)
         positive, mask, tau = batch["positive"], batch["known"] | batch["out"], self.temperature
@@ -79,7 +79,7 @@ class Pair(Retriever):
 
     def _others(self, own: Tensor, queries: Tensor, batch: Batch) -> Tensor | None:
         """s(p+, q) of each positive with the queries that it does not answer, -inf with those that it does."""
-        from raydense.training.tensors import gather
+        from raydense.training.gather import gather
 
         if "answered" not in batch:
             return None

@@ -77,21 +77,21 @@ class Reranker(Method):
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_of_lists, pad
+        from raydense.training.known import known_of_lists
 
         mine = part.slice_of(self.rank, self.workers)
         rows = np.concatenate([mine.positives[:, :1], mine.negatives], axis=1)
         queries = np.repeat(np.array(self.texts.queries(mine.query), object), rows.shape[1]).tolist()
         pairs = self.model.tokenize_pairs(queries, self.texts.passages(rows.ravel()))
         relevant = known_of_lists(mine, rows, self.texts.store.text_hash)
-        return {"pairs": pad(self.model, pairs), "relevant": torch.from_numpy(relevant)}
+        return {"pairs": pairs.pad(self.model.tokenizer.pad_id), "relevant": torch.from_numpy(relevant)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; other known positives are left out of a list, and count as positives pointwise."""
         import torch
 
         from raydense.models import losses
-        from raydense.training.tensors import accuracy
+        from raydense.training.accuracy import accuracy
 
         scores = losses.exact(outputs[0]).view(batch["relevant"].shape)
         loss = supervised(scores, batch["relevant"], self.settings.loss == "pointwise")

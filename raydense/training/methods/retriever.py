@@ -88,7 +88,7 @@ class Retriever(DualEncoderMethod):
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_positives
+        from raydense.training.known import known_positives
 
         mine = part.slice_of(self.rank, self.workers)
         if not self.settings.in_batch:
@@ -110,7 +110,7 @@ class Retriever(DualEncoderMethod):
         import numpy as np
         import torch
 
-        from raydense.training.tensors import known_of_lists
+        from raydense.training.known import known_of_lists
 
         rows = np.concatenate(_lists_of(mine), axis=1)
         return {
@@ -127,7 +127,7 @@ class Retriever(DualEncoderMethod):
         Those are [passages, d], of all workers, or without `in_batch` each query's own list [n, passages, d].
         """
         from raydense.models.losses import exact
-        from raydense.training.tensors import gather
+        from raydense.training.gather import gather
 
         queries, passages = exact(outputs[0]), exact(outputs[1])
         if not self.settings.in_batch:
@@ -137,7 +137,7 @@ class Retriever(DualEncoderMethod):
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         """As `Method.loss`; `accuracy` is the share of queries whose positive has the highest score."""
         from raydense.models import losses
-        from raydense.training.tensors import accuracy
+        from raydense.training.accuracy import accuracy
 
         queries, passages = self.vectors(outputs)
         scores, mask = compared(queries, passages), batch["known"] | batch["out"]

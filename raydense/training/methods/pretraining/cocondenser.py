@@ -40,11 +40,11 @@ class CoCondenser(Condenser):
         import torch
 
         from raydense.models import losses
-        from raydense.training.tensors import gather
+        from raydense.training.gather import gather
 
         found, metrics = super().loss(outputs, batch)
         spans, texts = [losses.exact(o[:, 3:]) for o in outputs], batch["text_hash"].chunk(2)
-        all_spans, all_texts = (torch.cat([gather(one) if self.workers > 1 else one for one in of]) for of in (spans, texts))
+        all_spans, all_texts = (torch.cat([gather(one) for one in of]) for of in (spans, texts))
         n, total = len(spans[0]), len(all_spans) // 2
         place = self.rank * n + torch.arange(n, device=found.device)
         pair = torch.cat([total + place, place])

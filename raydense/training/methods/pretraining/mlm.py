@@ -129,9 +129,7 @@ class Mlm(Method):
     def _masked_batch(self, texts: list[str], share: float, draws: NDArray[np.float64], mine: slice) -> dict[str, Tensor]:
         import torch
 
-        from raydense.training.tensors import pad
-
-        batch = pad(self.model.retriever, self.model.retriever.tokenize_passages(texts))
+        batch = self.model.retriever.tokenize_passages(texts).pad(self.model.tokenizer.pad_id)
         return self.model.mask(batch, share, torch.from_numpy(draws[mine]))
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
