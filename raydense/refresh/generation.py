@@ -8,7 +8,6 @@ The generation itself is an artifact too: the examples with new negatives.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ _SERVING = ("index", "retriever")  # the folders that a pool and its callers nee
 
 
 @releases_outputs
-def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None:
+def make_generation(pool: TrainingPool, settings: LoopSettings, start: str, generations: Generations, number: int) -> None:
     """Make generation `number` of the examples from the weights that were handed over for it; finished phases are not repeated.
 
     `pool` answers from the generation until the next one is made, and ends with the last one. InputError before the next phase where
@@ -58,10 +57,10 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     assert refresh is not None
     begun, work = time.monotonic(), generations.work(number)
     step = generations.made_of(number)
-    model = _retriever(settings, str(start), generations, number, work / "retriever")
+    model = _retriever(settings, start, generations, number, work / "retriever")
     corpus, queries = settings.corpus, settings.queries
     before = settings.examples if number == 1 else str(generations.examples(number - 1))
-    known = _positives(settings, before, number, work / "positives")
+    known = _positives(settings, refresh, before, number, work / "positives")
     concurrent = generations.behind > 0
     spread = _spread(settings, concurrent)
     generations.refuse_given_up()
@@ -70,24 +69,32 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str | Pat
     dense = index(index_settings(refresh, work / "index", vectors))
     asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
     generations.refuse_given_up()
-    found = _found(pool, settings, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
-    store, examples = PassageStore(corpus), read_table(before, "examples")
-    drawn_from, stands = found, np.zeros(len(Ragged.of_column(examples["negatives"]).values), dtype=bool)
-    if refresh.only_changed and number > 1:
-        earlier = Artifact.open(generations.run(number - 1), "run")
-        drawn_from = changed(found, earlier, work / "changed")
-        stands = standing(examples, found, earlier, store)
+    found = _found(pool, refresh, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
+    earlier = Artifact.open(generations.run(number - 1), "run") if refresh.only_changed and number > 1 else None
+    drawn_from, stands = _candidates(found, earlier, before, PassageStore(corpus), work / "changed")
     generations.refuse_given_up()
-    mined = _negatives(settings, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
+    mined = _negatives(settings, refresh, drawn_from, known, number, work / "negatives", concurrent) if drawn_from.rows else None
     generations.refuse_given_up()
-    made = _renewed(settings, before, mined, stands, model, step, generations.examples(number))
+    made = _renewed(settings, refresh, before, mined, stands, model, step, generations.examples(number))
     generations.close(number, _SERVING if pool.name else ())
     show("refresh_seconds", time.monotonic() - begun, output=generations.output.name)
-    which = f"{made.summary['queries']:,} queries have new negatives of the weights after step {step:,}"
-    say(f"refresh {number}: {which}, {made.summary['new']:.0%} of their negatives differ from before; {duration(time.monotonic() - begun)}")
-    say(f"refresh {number}: {made.summary['candidates']:,} candidates seen; removed: {listed(made.summary['removed'])}")
+    _say_made(made.summary, number, step, time.monotonic() - begun)
     if pool.name and joins_cluster():
         say(f"refresh {number}: the search pool {pool.name} answers from these weights, {work / 'retriever'}")
+
+
+def _candidates(found: Artifact, earlier: Artifact | None, examples: str, store: PassageStore, output: Place) -> tuple[Artifact, Flags]:
+    """The run that new negatives are drawn from, and which of the examples' negatives stand: none where there is no `earlier` run to compare with."""
+    table = read_table(examples, "examples")
+    if earlier is None:
+        return found, np.zeros(len(Ragged.of_column(table["negatives"]).values), dtype=bool)
+    return changed(found, earlier, output), standing(table, found, earlier, store)
+
+
+def _say_made(summary: dict[str, Any], number: int, step: int, seconds: float) -> None:
+    which = f"{summary['queries']:,} queries have new negatives of the weights after step {step:,}"
+    say(f"refresh {number}: {which}, {summary['new']:.0%} of their negatives differ from before; {duration(seconds)}")
+    say(f"refresh {number}: {summary['candidates']:,} candidates seen; removed: {listed(summary['removed'])}")
 
 
 def _spread(settings: TrainSettings, concurrent: bool) -> dict[str, Any]:
@@ -105,10 +112,8 @@ def index_settings(refresh: RefreshSettings, output: Place | str, vectors: Artif
     return IndexSettings.read({"output": output, "embeddings": vectors, **shape, **spread})
 
 
-def _found(pool: TrainingPool, settings: TrainSettings, dense: Artifact, asked: dict[str, Any], last: bool) -> Artifact:
+def _found(pool: TrainingPool, refresh: RefreshSettings, dense: Artifact, asked: dict[str, Any], last: bool) -> Artifact:
     """The run of the queries; the pool is not needed for one that was finished before."""
-    refresh = refresh_of(settings)
-    assert refresh is not None
     if read_manifest(asked["output"]):
         found = search(SearchSettings.read({**asked, "index": dense, "search_params": refresh.search_params}))
     else:
@@ -130,10 +135,8 @@ def _retriever(settings: TrainSettings, start: str, generations: Generations, nu
     return draft.finish(0)
 
 
-def _positives(settings: TrainSettings, examples: str, number: int, output: Place) -> Artifact:
+def _positives(settings: TrainSettings, refresh: RefreshSettings, examples: str, number: int, output: Place) -> Artifact:
     """Qrels of the passages that are never new negatives of the refreshed queries: positives of their examples and of `refresh.qrels`."""
-    refresh = refresh_of(settings)
-    assert refresh is not None
     draft = Draft.open(output, "qrels", {"stage": "refresh", "generation": number})
     if draft.done:
         return draft.done
@@ -152,10 +155,10 @@ def _positives(settings: TrainSettings, examples: str, number: int, output: Plac
     return draft.finish(known.num_rows, queries=len(pc.unique(known["query_id"])))
 
 
-def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number: int, output: Place, concurrent: bool) -> Artifact:
+def _negatives(
+    settings: TrainSettings, refresh: RefreshSettings, found: Artifact, known: Artifact, number: int, output: Place, concurrent: bool
+) -> Artifact:
     """Examples with the new negatives; a query may have fewer than wanted."""
-    refresh = refresh_of(settings)
-    assert refresh is not None
     common = {
         "output": output,
         "run": found,
@@ -173,15 +176,20 @@ def _negatives(settings: TrainSettings, found: Artifact, known: Artifact, number
 
 
 def _renewed(
-    settings: TrainSettings, before: str, mined: Artifact | None, stands: Flags, model: Artifact, step: int, output: Place
+    settings: TrainSettings,
+    refresh: RefreshSettings,
+    before: str,
+    mined: Artifact | None,
+    stands: Flags,
+    model: Artifact,
+    step: int,
+    output: Place,
 ) -> Artifact:
     """The examples of the generation before; queries of `mined` get its negatives if there are enough of them."""
     inputs = {"examples": fingerprint_of(before), "model": model.fingerprint} | ({"negatives": mined.fingerprint} if mined else {})
     draft = Draft.open(output, "examples", {"stage": "refresh", "inputs": inputs})
     if draft.done:
         return draft.done
-    refresh = refresh_of(settings)
-    assert refresh is not None
     old, store = read_table(before, "examples"), PassageStore(settings.corpus)
     new = concat_parts(mined.parts(".parquet") if mined else [], "examples")
     table, replaced = renewed(old, new, stands, store.text_hash, method_of(settings).draws(settings).negatives, refresh.negatives)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -20,7 +19,7 @@ from raydense.training.loop_settings import LoopSettings
 class MakeGeneration(Protocol):
     """Makes all of generation `number` from the weights that were handed over; `start` is the model folder that the training started from."""
 
-    def __call__(self, settings: LoopSettings, start: str | Path, generations: Generations, number: int) -> None: ...
+    def __call__(self, settings: LoopSettings, start: str, generations: Generations, number: int) -> None: ...
 
 
 class GenerationBuilder:

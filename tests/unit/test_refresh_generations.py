@@ -22,7 +22,7 @@ from raydense.training.batches import Sampler
 from raydense.training.examples import Examples
 from raydense.training.generations import Generations
 from raydense.training.ragged import Ragged
-from raydense.training.settings import TrainSettings
+from raydense.training.settings import RefreshSettings, TrainSettings, refresh_of
 
 
 @given(steps=st.integers(1, 300), every=st.integers(1, 80), behind=st.integers(0, 1))
@@ -46,8 +46,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
     return make_training_data(tmp_path_factory.mktemp("generations"))
 
 
-def settings_of(data: TrainingData, **changes: Any) -> TrainSettings:
-    return data.settings(Path("out"), refresh={"every": 5, **changes})
+def settings_of(data: TrainingData, **changes: Any) -> tuple[TrainSettings, RefreshSettings]:
+    settings = data.settings(Path("out"), refresh={"every": 5, **changes})
+    refresh = refresh_of(settings)
+    assert refresh is not None
+    return settings, refresh
 
 
 def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_queries_with_too_few_new_negatives_keep_theirs(data: TrainingData, tmp_
     mined = write_examples(tmp_path / "mined", [ids[9], ids[2], ids[5]], [[0]] * 3, [[7, 8, 9], [6], [1, 2]], candidates=6, removed={})
     model = Draft.open(tmp_path / "model", "model", {})
     none = np.zeros(sum(map(len, before["negatives"])), dtype=bool)
-    made = _renewed(settings_of(data), str(data.root / "examples"), mined, none, model.finish(0), 5, tmp_path / "made")
+    made = _renewed(*settings_of(data), str(data.root / "examples"), mined, none, model.finish(0), 5, tmp_path / "made")
     after = read_table(made.path, "examples").to_pydict()
     assert after["query_id"] == ids
     assert after["positives"] == before["positives"]
@@ -89,17 +92,17 @@ def test_a_generation_says_what_its_margins_or_its_re_ranker_removed(
     mined = write_examples(tmp_path / "mined", [query], [[0]], [[7, 8]], **summary)
     none = np.zeros(sum(map(len, read_table(data.root / "examples", "examples")["negatives"].to_pylist())), dtype=bool)
     model = Draft.open(tmp_path / "model", "model", {}).finish(0)
-    made = _renewed(settings_of(data), str(data.root / "examples"), mined, none, model, 5, tmp_path / "made")
+    made = _renewed(*settings_of(data), str(data.root / "examples"), mined, none, model, 5, tmp_path / "made")
     assert made.summary["candidates"] == candidates
     assert made.summary["removed"] == removed
-    alone = _renewed(settings_of(data), str(data.root / "examples"), None, none, model, 5, tmp_path / "alone")
+    alone = _renewed(*settings_of(data), str(data.root / "examples"), None, none, model, 5, tmp_path / "alone")
     assert (alone.summary["candidates"], alone.summary["removed"]) == (0, {})
 
 
 def test_a_fraction_of_the_queries_is_drawn_again_each_time(data: TrainingData, tmp_path: Path) -> None:
     settings, drawn = settings_of(data, fraction=0.25, qrels=str(data.root / "sample/qrels/dev")), []
     for number in (1, 2):
-        known = _positives(settings, str(data.root / "examples"), number, tmp_path / str(number))
+        known = _positives(*settings, str(data.root / "examples"), number, tmp_path / str(number))
         drawn.append(set(read_table(known.path, "qrels")["query_id"].to_pylist()))
         assert len(drawn[-1]) == known.summary["queries"] == 24
     assert drawn[0] != drawn[1]
@@ -108,7 +111,7 @@ def test_a_fraction_of_the_queries_is_drawn_again_each_time(data: TrainingData, 
 def test_a_query_is_drawn_with_the_positives_of_all_its_examples(data: TrainingData, tmp_path: Path) -> None:
     ids = read_table(data.root / "examples", "examples")["query_id"].to_pylist()[:20]
     write_examples(tmp_path / "examples", [*ids, *ids], [[row] for row in range(40)], [[50]] * 40)
-    known = _positives(settings_of(data, fraction=0.5), str(tmp_path / "examples"), 1, tmp_path / "known")
+    known = _positives(*settings_of(data, fraction=0.5), str(tmp_path / "examples"), 1, tmp_path / "known")
     found = read_table(known.path, "qrels").to_pydict()
     rows = PassageStore(data.root / "sample/corpus").rows_of(pa.array(found["passage_id"]))
     drawn = set(found["query_id"])
@@ -124,7 +127,7 @@ def test_positives_of_both_sources_are_known(data: TrainingData, tmp_path: Path)
     judged = {"query_id": [examples["query_id"][3], "nobody"], "passage_id": store.ids(np.array([row, row])), "relevance": [1, 1]}
     commit_table(more, "qrels.parquet", pa.table(judged))
     more.finish(2)
-    known = _positives(settings_of(data, qrels=str(tmp_path / "more")), str(data.root / "examples"), 1, tmp_path / "known")
+    known = _positives(*settings_of(data, qrels=str(tmp_path / "more")), str(data.root / "examples"), 1, tmp_path / "known")
     found = read_table(known.path, "qrels").to_pydict()
     of_query = {
         store.rows_of(pa.array([p]))[0] for q, p in zip(found["query_id"], found["passage_id"], strict=True) if q == judged["query_id"][0]
@@ -170,9 +173,9 @@ def test_a_negative_that_stands_may_be_of_a_rank_that_is_skipped(data: TrainingD
 
 def test_without_refresh_the_fingerprint_knows_nothing_of_it(data: TrainingData) -> None:
     assert not [name for name in data.settings(Path("out")).shaping() if name.startswith("refresh")]
-    assert settings_of(data).shaping()["refresh.mode"] == "sync"
-    assert "refresh.only_changed" not in settings_of(data).shaping()
-    assert settings_of(data, only_changed=True).shaping()["refresh.only_changed"]
+    assert settings_of(data)[0].shaping()["refresh.mode"] == "sync"
+    assert "refresh.only_changed" not in settings_of(data)[0].shaping()
+    assert settings_of(data, only_changed=True)[0].shaping()["refresh.only_changed"]
 
 
 @pytest.mark.parametrize(("mode", "steps", "first"), [("sync", 5, 5), ("async", 10, 10)])
@@ -180,7 +183,7 @@ def test_a_training_that_ends_before_it_would_learn_from_new_negatives_is_refuse
     data: TrainingData, mode: str, steps: int, first: int
 ) -> None:
     examples = Examples(np.arange(64), Ragged(np.arange(64), np.arange(65)), Ragged(np.arange(64), np.arange(65)))
-    settings = settings_of(data, mode=mode)
+    settings, _ = settings_of(data, mode=mode)
     with pytest.raises(InputError, match=f"{steps} steps end before new negatives would be learned from, at step {first} in mode {mode}"):
         Generations.of(settings, Sampler(examples, settings), steps, Place.of("out"))
     assert Generations.of(settings, Sampler(examples, settings), steps + 1, Place.of("out")).last == 1
