@@ -17,11 +17,11 @@ from raydense.training.capacity import workers_wait
 from raydense.training.ending import Ending
 from raydense.training.generation_builder import GenerationBuilder
 from raydense.training.history import HISTORY, USAGE, Follower, Line
-from raydense.training.loop import FOUND, Job
+from raydense.training.loop import Job
 from raydense.training.notice import withdraw
 from raydense.training.registered import fix_registered, keep_registered, newest_state
 from raydense.training.shared_folder import mark
-from raydense.training.status import dev_line, forget, start_line, steps_done
+from raydense.training.status import dev_line, forget, micro_batch_line, start_line, steps_done
 from raydense.training.tracking import Send
 from raydense.training.workers import Workers, leave_working
 
@@ -36,10 +36,9 @@ class Followed:
         self._follower, self._usage = Follower(job.shared / HISTORY), Follower(job.shared / USAGE)
         self._asks_micro_batch = job.settings.micro_batch == "auto"
         self._measures_dev = bool(job.dev)
-        self._shows_start, self._at = True, 0  # the step that the workers are at, as far as they have shown
+        self._at = 0  # the step that the workers are at, as far as they have shown
         self._began = False  # whether the workers have, and cut the history off at the checkpoint
-        self._found: str | None = None  # what was said of the micro-batch
-        self._dev: str | None = None  # and of the dev metric
+        self._shown: dict[str, str] = {}  # the newest lines that were printed, by what they are about
         self._ahead: Line = {}  # what was measured of the machines until a step that was not reported yet
         self._output = job.generations.output
 
@@ -72,7 +71,6 @@ class Followed:
     def _once(self, workers: Workers, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:
         import ray
 
-        (self._shared / FOUND).delete()
         forget(self._shared)
         withdraw(self._shared)
         self._at, self._began, self._ahead = 0, False, {}
@@ -151,17 +149,18 @@ class Followed:
 
     def _say_news(self, progress: Progress) -> None:
         """Print the lines of worker 0 that were not printed yet."""
-        found = (self._shared / FOUND).read_text() if self._asks_micro_batch else None
-        start = start_line(self._shared) if self._shows_start else None
-        dev = dev_line(self._shared) if self._measures_dev else None
-        for line in (found if found != self._found else None, start, dev if dev != self._dev else None):
-            if line:
+        lines = {
+            "micro_batch": micro_batch_line(self._shared) if self._asks_micro_batch else None,
+            "start": start_line(self._shared) if "start" not in self._shown else None,  # once, however often workers start again
+            "dev": dev_line(self._shared) if self._measures_dev else None,
+        }
+        for name, line in lines.items():
+            if line and line != self._shown.get(name):
                 progress.clear()
                 say(f"train: {line}")
-        self._found = found or self._found
-        if start:
-            self._shows_start = progress.starting = False
-        self._dev = dev or self._dev
+                self._shown[name] = line
+        if "start" in self._shown:
+            progress.starting = False
 
 
 def _described(line: Line) -> str:

@@ -44,7 +44,6 @@ from raydense.training.transfer import Sent, Transfer
 from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker
 
-FOUND = "micro_batch.txt"
 SKIPPED_AT_MOST = 20  # in a row: float16 halves its scale from 2^14 on until a gradient is finite
 _FIX = "lower --lr, clip the gradient with --clip, or give --precision fp32"
 
@@ -105,7 +104,7 @@ class Loop:
 
     def __init__(self, job: Job, worker: Worker) -> None:
         self.job, self.worker, self.settings = job, worker, job.settings
-        s = self.settings
+        s, self.status = self.settings, Status(job.shared) if worker.rank == 0 else None
         threads = share_cores(worker.device, int(s.cpus_per_worker), worker.on_machine, job.generations.behind, s.engine.offload)
         self.batches, self.transfer = Prefetch(self._batches, threads), Transfer(worker.device)
         method = method_of(s)
@@ -137,7 +136,6 @@ class Loop:
         self.dev_every = dev_interval(s, job.steps)
         dev = dev_of(s)
         self.patience, self.keeps_last = (dev.patience, dev.keep == "last") if dev else (0, False)
-        self.status = Status(job.shared) if worker.rank == 0 else None
         self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, worker.rank, worker.workers, worker.device), False
 
     def _precision(self, model: nn.Module) -> Precision:
@@ -158,7 +156,7 @@ class Loop:
         return mine
 
     def _with_micro_batch(self, model: nn.Module) -> LoopSettings:
-        """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves in `FOUND`.
+        """The settings with the micro-batch that fits; the driver logs the line that worker 0 leaves.
 
         It is found once for a training, a number of workers, their devices and whether activations are kept: another one would change what
         dropout draws after a restart.
@@ -171,9 +169,9 @@ class Loop:
             texts, line = find_micro_batch(self.settings, self.job.start, model, worker.device, worker.on_machine)
             line += f"; it was {kept}" if kept else ""
         with together():
-            if worker.rank == 0:
+            if self.status:
                 place.write_text(json.dumps(asdict(Kept(texts, devices, checkpointing))))
-                (self.job.shared / FOUND).write_text(line)
+                self.status.micro_batch(line)
         return self.settings.model_copy(update={"micro_batch": texts})
 
     def run(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from raydense.storage import Place
 from raydense.training.outage import Latest
 from raydense.training.registered import State
 
-_START, _STEP, _DEV = "start.txt", "step.txt", "dev.txt"
+_MICRO_BATCH, _START, _STEP, _DEV = "micro_batch.txt", "start.txt", "step.txt", "dev.txt"
 _EVERY_S = 2.0
 
 
@@ -20,15 +20,21 @@ class Status:
     def __init__(self, shared: Place) -> None:
         self._shared, self._next, self._writing = shared, 0.0, Latest("status")
 
+    def micro_batch(self, line: str) -> None:
+        """Write which micro-batch was found."""
+        self._write(_MICRO_BATCH, line)
+
     def start(self, line: str) -> None:
         """Write the line about the training."""
-        with suppress(StorageError):
-            (self._shared / _START).write_text(line)
+        self._write(_START, line)
 
     def dev(self, line: str) -> None:
         """Write what the dev metric does: that it is measured, or what was found."""
+        self._write(_DEV, line)
+
+    def _write(self, name: str, line: str) -> None:
         with suppress(StorageError):
-            (self._shared / _DEV).write_text(line)
+            (self._shared / name).write_text(line)
 
     def at(self, step: int) -> None:
         """Report that `step` steps are done."""
@@ -62,8 +68,13 @@ def dev_measured(values: dict[str, float], state: State, misses: int, patience: 
 
 def forget(shared: Place) -> None:
     """Remove what earlier workers reported."""
-    for name in (_START, _STEP, _DEV):
+    for name in (_MICRO_BATCH, _START, _STEP, _DEV):
         (shared / name).delete()
+
+
+def micro_batch_line(shared: Place) -> str | None:
+    """The line of `Status.micro_batch`."""
+    return (shared / _MICRO_BATCH).read_text()
 
 
 def start_line(shared: Place) -> str | None:

@@ -13,9 +13,9 @@ from raydense.training.ending import Ending
 from raydense.training.followed import Followed
 from raydense.training.generations import Generations
 from raydense.training.history import USAGE, USAGE_EVENTS, History, Line
-from raydense.training.loop import FOUND, Job
+from raydense.training.loop import Job
 from raydense.training.settings import TrainSettings
-from raydense.training.status import Status
+from raydense.training.status import Status, forget
 
 
 def column(lines: list[Line], name: str) -> list[float]:
@@ -57,9 +57,9 @@ def test_a_micro_batch_that_was_searched_again_is_said(tmp_path: Path, capfd: py
     followed, progress = Followed(job, lambda _: None, Ending(shared, 10)), Progress("train", 10, "steps")
     lines = ["micro_batch 12 of 12 texts", "micro_batch 4 of 12 texts; it was 12 on CPU with 8.0 GiB"]
     for line in lines:
-        (shared / FOUND).write_text(line)
+        Status(shared).micro_batch(line)
         followed.report(progress)
-        (shared / FOUND).delete()
+        forget(shared)
         followed.report(progress)
     assert [line for line in capfd.readouterr().err.splitlines() if "micro_batch" in line] == [f"train: {line}" for line in lines]
 

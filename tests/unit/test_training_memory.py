@@ -24,7 +24,7 @@ from raydense.models.tiny import make_tiny_encoder
 from raydense.storage import Place
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
-from raydense.training.loop import FOUND, Job, Loop
+from raydense.training.loop import Job, Loop
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import Outline, describe, longest_batch, many_words
 from raydense.training.method import load_model
@@ -41,6 +41,7 @@ from raydense.training.micro_batch import (
 )
 from raydense.training.piece_count import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
+from raydense.training.status import micro_batch_line
 from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker
 
@@ -387,14 +388,18 @@ def begun(asked: LoopSettings, folder: Path, workers: int = 1) -> Loop:
     return Loop(Job(asked, asked.model, Place.of(folder), 1, {}, generations, until=1, inputs={}), Worker(0, workers, workers, CPU))
 
 
+def said(folder: Path) -> str:
+    return micro_batch_line(Place.of(folder)) or ""
+
+
 def test_a_resumed_run_keeps_the_micro_batch_it_began_with(data: TrainingData, tmp_path: Path) -> None:
     """Also where the memory of the moment would take another one."""
     asked, file = settings(data, micro_batch="auto", max_steps=1), tmp_path / "micro_batch-1.json"
     assert begun(asked, tmp_path).settings.micro_batch == 12
-    assert (tmp_path / FOUND).read_text().startswith("micro_batch 12 of 12")
+    assert said(tmp_path).startswith("micro_batch 12 of 12")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"texts": 4}))
     assert begun(asked, tmp_path).settings.micro_batch == 4
-    assert (tmp_path / FOUND).read_text() == "micro_batch 4, as before"
+    assert said(tmp_path) == "micro_batch 4, as before"
     assert begun(asked, tmp_path, workers=2).settings.micro_batch == 12
 
 
@@ -417,11 +422,11 @@ def test_a_run_that_is_resumed_on_another_device_searches_its_micro_batch_again(
     half = psutil.virtual_memory().total // 2
     monkeypatch.setattr(micro_batch, "memory_total", lambda: half)
     assert begun(asked, tmp_path).settings.micro_batch == 12
-    line = (tmp_path / FOUND).read_text()
+    line = said(tmp_path)
     assert line.startswith("micro_batch 12 of 12 texts: about ")
     assert re.search(r"; it was 4 on CPU with \d+\.\d GiB, without activation_checkpointing$", line)
     assert begun(asked, tmp_path).settings.micro_batch == 12
-    assert (tmp_path / FOUND).read_text() == "micro_batch 12, as before"
+    assert said(tmp_path) == "micro_batch 12, as before"
     assert bounded_by(CPU, 1) == f"CPU with {half / 2**30:.1f} GiB"
     assert bounded_by(CPU, 2) == f"CPU with {half / 2**31:.1f} GiB"
 
@@ -434,11 +439,11 @@ def test_a_run_that_is_resumed_with_activation_checkpointing_searches_its_micro_
     assert begun(asked, tmp_path).settings.micro_batch == 4
     again = asked.model_copy(update={"activation_checkpointing": True})
     assert begun(again, tmp_path).settings.micro_batch == 12
-    assert (tmp_path / FOUND).read_text().endswith("GiB, without activation_checkpointing")
+    assert said(tmp_path).endswith("GiB, without activation_checkpointing")
     assert begun(again, tmp_path).settings.micro_batch == 12
-    assert (tmp_path / FOUND).read_text() == "micro_batch 12, as before"
+    assert said(tmp_path) == "micro_batch 12, as before"
     begun(asked, tmp_path)
-    assert (tmp_path / FOUND).read_text().endswith("GiB, with activation_checkpointing")
+    assert said(tmp_path).endswith("GiB, with activation_checkpointing")
 
 
 def test_a_gpu_is_known_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
