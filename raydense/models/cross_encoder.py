@@ -21,7 +21,6 @@ from raydense.models.encoder_folder import (
     optional_json,
     prompts_of,
     refuse_types,
-    require_folder,
     weights_folder,
     write_json,
 )
@@ -77,7 +76,6 @@ class CrossEncoder(nn.Module):
 def load_pair_tokenizer(folder: str | Path, length: int | None = None) -> PairTokenizer:
     """The tokenizer of a re-ranker's folder without its weights; `length` as for `CrossEncoder.load`."""
     root = model_place(folder).local()
-    require_folder(root)
     inner = _inner(root)
     _refuse_prompt(root, inner)
     limit = Transformer.limit(inner)
@@ -103,7 +101,6 @@ def _refuse_prompt(root: Path, inner: Path) -> None:
 
 
 def _inner(root: Path) -> Path:
-    require_folder(root)
     return weights_folder(encoder_folders(root)[1])
 
 

@@ -13,15 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from raydense.models.encoder import Encoder, save_alone, write_router
-from raydense.models.encoder_config import EncoderConfig, write_own_config
+from raydense.models.encoder_config import write_own_config
 from raydense.models.encoder_folder import PASSAGE_ENCODER, QUERY_ENCODER, encoder_folders
 from raydense.models.model_card import two_encoders_card
 from raydense.models.modules.module import Options
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.storage import model_place
-
-__all__ = ["DualEncoder", "EncoderConfig"]
 
 Batch = dict[str, Tensor]
 

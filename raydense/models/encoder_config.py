@@ -18,7 +18,6 @@ from raydense.models.encoder_folder import (
     prompts_of,
     read_json,
     refuse_types,
-    require_folder,
     weights_folder,
     write_json,
 )
@@ -64,7 +63,6 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     A plain Hugging Face folder has none: mean pooling, no normalisation, 32 and 128 tokens. InputError if the folder cannot be
     used, or a length exceeds the model's positions.
     """
-    require_folder(folder)
     given = {name: value for name, value in overrides.items() if value is not None}
     kind, inner = input_module(encoder_folders(folder)[1])
     limit = kind.limit(inner)

@@ -22,7 +22,6 @@ from raydense.models.encoder_folder import (
     positions,
     read_json,
     refuse_types,
-    require_folder,
     weights_folder,
     write_json,
 )
@@ -125,7 +124,6 @@ def read_generator_config(folder: str | Path, **overrides: Any) -> tuple[Path, G
     InputError if the folder holds no sequence-to-sequence model; reads no weights.
     """
     root = model_place(folder).local()
-    require_folder(root)
     inner = weights_folder(root)
     if not read_json(inner / "config.json").get("is_encoder_decoder"):
         raise InputError("is no sequence-to-sequence model", folder, "give one such as T5 or BART, or train one (--objective generator)")

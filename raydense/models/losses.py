@@ -44,20 +44,15 @@ def passage_centric(
     return query_centric(logits, positive, mask, temperature)
 
 
-def softmax_binary(scores: Tensor, relevant: Tensor, absent: Tensor | None = None, temperature: float = 1.0) -> Tensor:
+def softmax_binary(scores: Tensor, relevant: Tensor, absent: Tensor, temperature: float = 1.0) -> Tensor:
     """-mean_q [ sum_{p+} log sigmoid(f(q,p+)) + sum_{p-} log(1 - sigmoid(f(q,p-))) ], f the softmax over the batch of s(q, .)/tau.
 
     Multiple positives eq. 3. `scores` [nq, np]; `relevant` bool [nq, np], every known positive of each query; `absent`
-    bool [nq, np], True for padding, which is ignored. Returns a scalar.
+    bool [np] or [nq, np], True for padding, which is ignored. Returns a scalar.
     """
-    logits = exact(scores) / temperature
-    if absent is not None:
-        logits = logits.masked_fill(absent, float("-inf"))
-    share = logits.softmax(dim=1)
+    share = (exact(scores) / temperature).masked_fill(absent, float("-inf")).softmax(dim=1)
     each = -logsigmoid(torch.where(relevant, share, -share))
-    if absent is not None:
-        each = each.masked_fill(absent, 0.0)
-    return each.sum(dim=1).mean()
+    return each.masked_fill(absent, 0.0).sum(dim=1).mean()
 
 
 def listwise_distillation(retriever: Tensor, reranker: Tensor, valid: Tensor | None = None, direction: str = "de_ce") -> Tensor:
@@ -91,17 +86,13 @@ def listwise(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     return query_centric(scores, first, None if valid is None else ~valid)
 
 
-def pointwise(scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Binary cross-entropy, -mean [ y log sigmoid(s) + (1 - y) log(1 - sigmoid(s)) ] over the valid pairs.
+def pointwise(scores: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy, -mean [ y log sigmoid(s) + (1 - y) log(1 - sigmoid(s)) ].
 
-    RocketQA section 3.2, DuReader-retrieval. `scores` and `labels` (0 to 1) of one shape; `valid` bool of that shape, False for
-    padding. Returns a scalar, 0 where nothing is valid.
+    RocketQA section 3.2, DuReader-retrieval. `scores` and `labels` (0 to 1) of one shape. Returns a scalar.
     """
     logits = exact(scores)
-    each = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
-    if valid is None:
-        return each.mean()
-    return each.masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)
+    return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean()
 
 
 def masked_tokens(log_likelihood: Tensor, count: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import input_module, read_encoder_config
-from raydense.models.encoder_folder import encoder_folders, is_reranker, require_folder, weights_folder
+from raydense.models.encoder_folder import encoder_folders, is_reranker, weights_folder
 from raydense.storage import model_place
 
 
@@ -16,7 +16,6 @@ def multiplies(folder: str) -> bool:
 def require_model(folder: str, scores: bool, **changes: int) -> None:
     """InputError unless `folder` holds a re-ranker (`scores`), or a retriever that `changes` can be applied to; reads no weights."""
     root = model_place(folder).local()
-    require_folder(root)
     for part in encoder_folders(root):
         inner = weights_folder(part) if scores else input_module(part)[1]
         if scores != is_reranker(inner):

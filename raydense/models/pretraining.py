@@ -46,7 +46,6 @@ class PretrainModel(nn.Module):
         cls,
         folder: str | Path,
         *,
-        query_length: int | None = None,
         passage_length: int | None = None,
         dropout: float | None = None,
         **shape: Any,
@@ -58,9 +57,7 @@ class PretrainModel(nn.Module):
         encoders, its tokenizer has no mask token, or the method does not support the encoder.
         """
         root = model_place(folder).local()
-        retriever = DualEncoder.load(
-            root, shared=True, pooling=cls.pooling, query_length=query_length, passage_length=passage_length, dropout=dropout
-        )
+        retriever = DualEncoder.load(root, shared=True, pooling=cls.pooling, passage_length=passage_length, dropout=dropout)
         if retriever.tokenizer.passage_source.mask_token_id is None:
             raise InputError("its tokenizer has no mask token", root, "give an encoder of masked language modelling, such as BERT")
         head = MlmHead.load(weights_folder(encoder_folders(root)[1]), retriever.encoder)

@@ -93,7 +93,7 @@ def together() -> Iterator[None]:
     except InputError as error:
         fault = error
     if dist.is_initialized() and dist.get_world_size() > 1:
-        raise_together(fault)
+        _raise_together(fault)
     elif fault:
         raise fault
 
@@ -102,7 +102,7 @@ class OnAllWorkers(InputError):
     """An error that all workers raise, so that none waits for another."""
 
 
-def raise_together(error: InputError | None) -> None:
+def _raise_together(error: InputError | None) -> None:
     """Raise the first error that a worker has, on all of them: one that stopped alone would leave the others waiting for its weights."""
     errors: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, error and error.args)

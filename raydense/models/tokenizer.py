@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from raydense.errors import InputError
 from raydense.models.encoder_config import EncoderConfig, input_module, read_encoder_config
-from raydense.models.encoder_folder import MODULES, encoder_folders, has_tokenizer, require_folder
+from raydense.models.encoder_folder import MODULES, encoder_folders, has_tokenizer
 from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.models.tokens import Tokens
 from raydense.storage import model_place
@@ -125,7 +125,6 @@ def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:
     InputError if there is none that raydense can read.
     """
     root = model_place(folder).local()
-    require_folder(root)
     if has_tokenizer(root) and not (root / MODULES).is_file():
         return read_tokenizer(root)
     kind, inner = input_module(encoder_folders(root)[1])

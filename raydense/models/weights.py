@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from raydense.errors import InputError
-from raydense.models.encoder_folder import first_line
+from raydense.models.encoder_folder import first_line, is_reranker
 from raydense.models.float32_linear import keep_in_float32, keep_score_in_float32
-from raydense.models.sharded import raise_together, shares_out
+from raydense.models.sharded import shares_out, together
 from raydense.models.tokenizer_folder import read_tokenizer
 from raydense.runtime.verbosity import is_verbose
 
@@ -61,8 +61,7 @@ def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
     if not bare and hasattr(config, "use_cache"):
         config.use_cache = False  # a decoder's cache for the next token
     model, missing = _load(AutoModelForTextEncoding if half else AutoModel, inner, config, **bare)
-    if missing:
-        raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
+    _refuse_missing(missing, inner)
     if half:
         keep_in_float32(model)
     return model
@@ -74,16 +73,14 @@ def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     Its score is computed in float32 whatever autocast says, and so are, beside fp16, layers whose values leave its range. InputError where weights are missing, or the head gives several labels.
     """
     config = _config(inner, dropout)
-    trained = is_cross_encoder(config)
+    trained = is_reranker(inner)
     if trained and config.num_labels != 1:
         raise InputError(f"its head gives {config.num_labels} labels", inner, "give a cross-encoder of one score")
     config.num_labels = 1
     if config.pad_token_id is None:  # a decoder takes the score of the last token that is no padding
         config.pad_token_id = read_tokenizer(inner).pad_token_id
     model, missing = _load(AutoModelForSequenceClassification, inner, config)
-    lacking = missing if trained else [n for n in missing if _is_encoder_weight(model, n)]
-    if lacking:
-        raise InputError(f"weights are missing for {lacking[0]} and {len(lacking) - 1} more", inner, "give a whole model folder")
+    _refuse_missing(missing if trained else [n for n in missing if _is_encoder_weight(model, n)], inner)
     keep_in_float32(model)
     keep_score_in_float32(model)
     return model
@@ -104,15 +101,15 @@ def load_writer(inner: Path, dropout: float | None) -> PreTrainedModel:
     Layers whose values leave fp16's range (T5's) are computed in float32 where the others are in fp16.
     """
     model, missing = _load(AutoModelForSeq2SeqLM, inner, _config(inner, dropout))
-    if missing:
-        raise InputError(f"weights are missing for {missing[0]} and {len(missing) - 1} more", inner, "give a whole model folder")
+    _refuse_missing(missing, inner)
     keep_in_float32(model)
     return model
 
 
-def is_cross_encoder(config: PretrainedConfig) -> bool:
-    """Whether a config is of a model that scores or classifies."""
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+def _refuse_missing(names: list[str], inner: Path) -> None:
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        raise InputError(f"weights are missing for {names[0]}{more}", inner, "give a whole model folder")
 
 
 def save_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -170,15 +167,8 @@ def has_pooler(config: PretrainedConfig) -> bool:
 
 
 def _load(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:
-    try:
-        loaded = _made_or_read(auto, inner, config, **kwargs)
-    except InputError as error:
-        if shares_out():
-            raise_together(error)
-        raise
-    if shares_out():
-        raise_together(None)
-    return loaded
+    with together() if shares_out() else nullcontext():
+        return _made_or_read(auto, inner, config, **kwargs)
 
 
 def _made_or_read(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, list[str]]:

@@ -20,10 +20,10 @@ def require_capacity(settings: LoopSettings) -> bool:
     gpu = _on_gpus(settings)
     if settings.precision == "fp16" and not gpu:
         raise InputError("fp16 does not train on a CPU", "precision", "use fp32 or bf16, or a GPU")
-    if not _lack(settings, gpu) or (joins_cluster() and autoscales()):
-        return gpu
     end = time.monotonic() + (_COMES_BACK_S if joins_cluster() else 0)
     while lacking := _lack(settings, gpu):
+        if joins_cluster() and autoscales():
+            break
         if time.monotonic() >= end:
             raise lacking
         time.sleep(1)

@@ -61,15 +61,11 @@ class DualEncoderMethod(Method):
 
         @model_validator(mode="after")
         def _fits_lists(self) -> Self:
-            if not self.trains_in_batch() and self.negatives == 0:
+            if self.negatives == 0 and not getattr(self, "in_batch", False):
                 raise ValueError(
                     f"objective {self.objective} needs negatives of at least 1{', or in_batch' if hasattr(self, 'in_batch') else ''}"
                 )
             return self
-
-        def trains_in_batch(self) -> bool:
-            """Whether other queries' passages are negatives too."""
-            return False
 
     def __init__(self, settings: Any, model: DualEncoder, texts: Texts, rank: int, workers: int) -> None:
         super().__init__(settings, model, texts, rank, workers)

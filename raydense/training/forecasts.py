@@ -15,7 +15,7 @@ from raydense.settings import flat
 from raydense.storage import read_manifest
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import dev_interval, method_of
-from raydense.training.piece_count import accumulates, pieces_of
+from raydense.training.piece_count import accumulates, pieces_of, texts_of
 from raydense.training.settings import TrainSettings, dev_of, refresh_of
 
 _ESTIMATES: dict[str, tuple[str, int]] = {}  # of this process: the trials of a sweep, or seeds, are often alike
@@ -57,7 +57,7 @@ def _flops(settings: LoopSettings, steps: Holds, examples: Holds | None, models:
     each = {"queries": query, "pairs": scorer.flops * tokens(both, scorer.passage_length)}
     method, learned = method_of(settings), _BACKWARD + _again(settings)
     runs = dict.fromkeys(method.without_gradient(settings), 1.0)
-    texts = method.texts_of(settings).items()
+    texts = texts_of(settings).items()
     part = (
         sum(count * each.get(kind, passage) * runs.get(kind, learned) for kind, count in texts) * settings.workers * settings.accumulation
     )
@@ -77,7 +77,7 @@ def _measured(settings: LoopSettings, steps: Holds, each: Mapping[str, float]) -
     if not dev:
         return 0.0
     method, kinds = method_of(settings), {"passages", "pairs"} if dev.run else {"passages"}
-    measured = (kinds & method.texts_of(settings).keys()) - method.without_gradient(settings)
+    measured = (kinds & texts_of(settings).keys()) - method.without_gradient(settings)
     times = 1 + math.ceil(steps.rows / dev_interval(settings, int(steps.rows)))  # before the first step, too, and after the last
     return times * dev.passages * sum(each[kind] for kind in measured)
 

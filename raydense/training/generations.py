@@ -89,7 +89,7 @@ class Generations:
 
     def work(self, number: int) -> Place:
         """The work folder of a generation; removed when it is made."""
-        return self.output / WORK / "refresh" / f"{number:03d}"
+        return self._shared / "refresh" / f"{number:03d}"
 
     def weights(self, number: int) -> Path:
         """The weights that worker 0 left for a generation, on this machine."""

@@ -37,13 +37,9 @@ class Latest:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._last: Future[Any] | None = None
 
-    def idle(self) -> bool:
-        """Whether none is being done."""
-        return self._last is None or self._last.done()
-
     def do(self, work: Callable[[], Any]) -> None:
         """Do it, unless another one is being done."""
-        if self.idle():
+        if self._last is None or self._last.done():
             self._last = self._pool.submit(_unless_away, work)
 
     def close(self) -> None:

@@ -43,7 +43,8 @@ from transformers import (
 
 from raydense.errors import InputError
 from raydense.forecast import Known
-from raydense.models.dual_encoder import DualEncoder, EncoderConfig
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.encoder_config import EncoderConfig
 from raydense.models.model_kind import require_model
 from raydense.models.model_size import model_of
 

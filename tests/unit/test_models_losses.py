@@ -116,11 +116,10 @@ def test_listwise_is_query_centric_on_the_first_column(batch):
 
 @given(batch=batches())
 def test_pointwise_is_the_equation(batch):
-    scores, _, valid = batch
-    labels = np.zeros_like(scores)
-    labels[:, 0] = 1
-    value, gradient = value_and_gradient(pointwise, scores, torch.float64, torch.tensor(labels), torch.tensor(valid))
-    wanted, wanted_gradient = sigmoid_reading(scores, labels, valid)
+    scores, _, relevant = batch
+    labels = relevant.astype(float)
+    value, gradient = value_and_gradient(pointwise, scores, torch.float64, torch.tensor(labels))
+    wanted, wanted_gradient = sigmoid_reading(scores, labels, np.ones_like(relevant))
     assert value == pytest.approx(wanted, rel=1e-6, abs=1e-12)
     np.testing.assert_allclose(gradient, wanted_gradient, rtol=1e-6, atol=1e-12)
 
@@ -249,10 +248,10 @@ def test_gradients_are_the_finite_differences():
     positive, mask = torch.tensor([0, 2, 4]), torch.tensor(rng.random((3, 5)) < 0.3)
     assert torch.autograd.gradcheck(lambda s: query_centric(s, positive, mask, 0.3), scores)
     assert torch.autograd.gradcheck(lambda s: listwise(s, ~mask), scores)
-    assert torch.autograd.gradcheck(lambda s: pointwise(s, mask, ~mask), scores)
+    assert torch.autograd.gradcheck(lambda s: pointwise(s, mask), scores)
     other = torch.tensor(rng.normal(size=(3, 5)), requires_grad=True)
     assert torch.autograd.gradcheck(lambda s, o: passage_centric(s, o, positive, mask, 0.3), (scores, other))
-    assert torch.autograd.gradcheck(lambda s: softmax_binary(s, mask, None, 0.3), scores)
+    assert torch.autograd.gradcheck(lambda s: softmax_binary(s, mask, torch.zeros_like(mask), 0.3), scores)
     assert torch.autograd.gradcheck(lambda s, o: listwise_distillation(s, o, ~mask), (scores, other))
     assert torch.autograd.gradcheck(lambda s: span_contrastive(s, positive, mask, 0.3), scores)
     assert torch.autograd.gradcheck(lambda s: masked_tokens(s[0], positive), scores)
@@ -294,7 +293,7 @@ def test_extreme_scores_give_numbers(extreme, dtype):
     losses = [
         query_centric(scores, torch.tensor([0, 0]), None, 0.05),
         listwise(scores, valid),
-        pointwise(scores, labels, valid),
+        pointwise(scores, labels),
         passage_centric(scores, scores.flip(1), torch.tensor([0, 0]), ~valid, 0.05),
         softmax_binary(scores, labels.bool(), ~valid, 0.05),
         listwise_distillation(scores, scores.flip(1), valid),
@@ -310,14 +309,6 @@ def test_extreme_scores_give_numbers(extreme, dtype):
 def test_a_list_of_one_passage_costs_nothing():
     scores = torch.tensor([[3.0], [-2.0]], requires_grad=True)
     loss = listwise(scores)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert not scores.grad.any()
-
-
-def test_no_valid_pair_costs_nothing():
-    scores = torch.ones(2, 2, requires_grad=True)
-    loss = pointwise(scores, torch.ones(2, 2), torch.zeros(2, 2, dtype=torch.bool))
     loss.backward()
     assert loss.item() == 0.0
     assert not scores.grad.any()

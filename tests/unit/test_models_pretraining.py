@@ -62,7 +62,7 @@ def family_folders(tiny_folder, tmp_path_factory):
 
 def loaded(kind, folder, **changes):
     torch.manual_seed(2)
-    model = KINDS[kind].load(folder, passage_length=60, query_length=20, **changes)
+    model = KINDS[kind].load(folder, passage_length=60, **changes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not name.startswith("retriever."):
@@ -324,7 +324,7 @@ def test_dropping_the_heads_leaves_the_encoder_as_it_is(tiny_folder, texts, tmp_
     before = DualEncoder.load(tiny_folder)
     assert not torch.equal(before.encoder.get_input_embeddings().weight, encoder.get_input_embeddings().weight)
     config = DualEncoder.load(tmp_path).config
-    assert (config.pooling, config.passage_length, config.query_length) == ("mean" if kind == "mlm" else "cls", 60, 20)
+    assert (config.pooling, config.passage_length) == ("mean" if kind == "mlm" else "cls", 60)
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in tiny_folder.iterdir()}
 
 

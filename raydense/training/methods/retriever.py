@@ -37,9 +37,6 @@ class Retriever(DualEncoderMethod):
             "topics", "what `topics` made of the queries: each batch is of one topic or of few, so that in-batch negatives are harder", None
         )
 
-        def trains_in_batch(self) -> bool:
-            return self.in_batch
-
         @model_validator(mode="after")
         def _fits_batch(self) -> Self:
             if not self.in_batch:
