@@ -101,6 +101,11 @@ def why(error: BaseException) -> str:
     return " | ".join(found[1].splitlines()) if found else (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
+def short(error: Exception) -> str:
+    """The kind and the first line of another library's error, short enough for an InputError."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
 def fixable(error: BaseException) -> tuple[int, str] | None:
     """The exit code and the line for an error that a user can fix; None for other errors.
 

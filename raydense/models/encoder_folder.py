@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from raydense.errors import InputError
 from raydense.storage import safe_name
@@ -15,11 +15,7 @@ QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 # Old versions of sentence-transformers name the file with a transformer's length by its family; it still takes the first of these.
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-_DAMAGED = "the folder is damaged: fetch or make it again"
-_NO_LIMIT = 1_000_000  # tokens: tokenizers without a limit name a larger number
-# Position tables of these families begin after the padding index, so two of their rows are never used.
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "longformer", "mpnet"}
-_OFFSET_POSITIONS |= {"xmod", "luke", "ibert", "data2vec-text", "esm", "lilt", "markuplm"}
+DAMAGED = "the folder is damaged: fetch or make it again"
 
 
 def encoder_folders(folder: Path) -> tuple[Path, Path]:
@@ -72,16 +68,11 @@ def require_folder(folder: Path) -> None:
         raise InputError("holds two models", folder, "give the retriever/ or the reranker/ in it")
 
 
-def first_line(error: Exception) -> str:
-    """The first line of another library's error, short enough for an InputError."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; InputError if the file is missing, or has something else."""
     found = _json(path)
     if not isinstance(found, dict):
-        raise InputError("holds no JSON object", path, _DAMAGED)
+        raise InputError("holds no JSON object", path, DAMAGED)
     return found
 
 
@@ -89,7 +80,7 @@ def refuse_types(values: dict[str, Any], types: dict[str, type], where: object) 
     """InputError unless each value that has one of these names is of its type."""
     for name, kind in types.items():
         if name in values and type(values[name]) is not kind:
-            raise InputError(f"{name} is {values[name]!r}, and no {kind.__name__}", where, _DAMAGED)
+            raise InputError(f"{name} is {values[name]!r}, and no {kind.__name__}", where, DAMAGED)
 
 
 def _json(path: Path) -> Any:
@@ -98,7 +89,7 @@ def _json(path: Path) -> Any:
     except FileNotFoundError:
         raise InputError("no such file", path, "the folder is not whole: fetch or make it again") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise InputError("not readable as JSON", path, _DAMAGED) from None
+        raise InputError("not readable as JSON", path, DAMAGED) from None
 
 
 def write_json(path: Path, value: object) -> None:
@@ -111,7 +102,7 @@ def module_entries(folder: Path) -> list[dict[str, Any]]:
     """The entries of modules.json; InputError if it has none, or names a folder outside its own."""
     modules = _json(folder / MODULES)
     if not isinstance(modules, list) or not modules or not all(isinstance(m, dict) and {"type", "path"} <= m.keys() for m in modules):
-        raise InputError("names no modules", folder / MODULES, _DAMAGED)
+        raise InputError("names no modules", folder / MODULES, DAMAGED)
     for entry in modules:
         refuse_types(entry, {"type": str, "path": str}, folder / MODULES)
     if not all(m["path"] == "" or safe_name(m["path"]) for m in modules):
@@ -127,7 +118,7 @@ def optional_json(path: Path) -> dict[str, Any]:
 def prompts_of(folder: Path) -> dict[str, Any]:
     """What a folder says of prompts, similarity and dimension, without what is null; a prompt that is null is empty."""
     file = folder / PROMPTS
-    found = _without_null(optional_json(file))
+    found = without_null(optional_json(file))
     refuse_types(found, {"prompts": dict, "truncate_dim": int, "default_prompt_name": str}, file)
     prompts = {name: "" if prompt is None else prompt for name, prompt in found.get("prompts", {}).items()}
     refuse_types(prompts, dict.fromkeys(prompts, str), file)
@@ -136,12 +127,13 @@ def prompts_of(folder: Path) -> dict[str, Any]:
 
 def lengths_of(file: Path) -> dict[str, Any]:
     """What the file of `sentence_config` says, without what is null; empty if there is none."""
-    found = _without_null(optional_json(file))
+    found = without_null(optional_json(file))
     refuse_types(found, dict.fromkeys(("max_seq_length", "query_length", "document_length"), int), file)
     return found
 
 
-def _without_null(values: dict[str, Any]) -> dict[str, Any]:
+def without_null(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that are not null."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -149,41 +141,3 @@ def sentence_config(inner: Path) -> Path:
     """The file with the length of a transformer in a folder of sentence-transformers, whichever version wrote it; its name of today where there is none."""
     files = [inner / f"sentence_{family}_config.json" for family in _FAMILIES]
     return next((file for file in files if file.is_file()), files[0])
-
-
-class Limit(NamedTuple):
-    """The most tokens that a model reads, and whether it is its tokenizer that allows no more."""
-
-    tokens: int
-    of_tokenizer: bool = False
-
-    def refuse_more(self, name: str, length: int, folder: object) -> None:
-        """InputError if a length, the setting `name`, is more."""
-        if length > self.tokens:
-            what, fix = "positions of the model", "make it smaller"
-            if self.of_tokenizer:
-                what, fix = "tokens of its tokenizer", f"{fix}, or raise model_max_length in tokenizer_config.json"
-            raise InputError(f"{name} {length} is more than the {self.tokens} {what}", folder, fix)
-
-
-def positions(inner: Path, named: int = 0) -> Limit:
-    """The most tokens that the model and its tokenizer allow; 512 where neither limits them.
-
-    In a folder of raydense only the model counts: the length in its tokenizer is the largest that it was trained with. So it does where the
-    folder itself has `named` a length, which sentence-transformers then takes. A model without a limit of its own allows at least that.
-    """
-    config = _without_null(read_json(inner / "config.json"))
-    refuse_types(config, dict.fromkeys(("max_position_embeddings", "n_positions", "pad_token_id"), int), inner / "config.json")
-    refuse_types(config, {"model_type": str}, inner / "config.json")
-    relative = "relative_attention_num_buckets" in config  # T5, whose n_positions is no limit
-    positions = config.get("max_position_embeddings") or (0 if relative else config.get("n_positions")) or 0
-    if config.get("model_type") in _OFFSET_POSITIONS:
-        positions -= config.get("pad_token_id", 1) + 1
-    alone = named or (inner / OWN_FILE).is_file() or (inner.parent / OWN_FILE).is_file()
-    longest = optional_json(inner / "tokenizer_config.json").get("model_max_length") or 0
-    if not isinstance(longest, int | float):  # some tokenizers name 1e30
-        raise InputError(f"model_max_length is {longest!r}, and no number", inner / "tokenizer_config.json", _DAMAGED)
-    of_model, of_tokenizer = (int(n) if 0 < n < _NO_LIMIT else 0 for n in (positions, longest))
-    if alone:
-        return Limit(of_model or max(512, of_tokenizer, named))
-    return Limit(min(of_model or of_tokenizer, of_tokenizer or of_model) or 512, 0 < of_tokenizer < (of_model or _NO_LIMIT))

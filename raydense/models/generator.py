@@ -19,13 +19,13 @@ from raydense.models.encoder_config import EncoderConfig
 from raydense.models.encoder_folder import (
     OWN_FILE,
     optional_json,
-    positions,
     read_json,
     refuse_types,
     weights_folder,
     write_json,
 )
 from raydense.models.model_card import generator_card
+from raydense.models.positions import positions
 from raydense.models.tokenizer import TextTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.tokens import Tokens

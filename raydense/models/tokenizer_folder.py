@@ -6,8 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from raydense.errors import InputError
-from raydense.models.encoder_folder import first_line
+from raydense.errors import InputError, short
 
 
 def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
@@ -15,7 +14,7 @@ def read_tokenizer(inner: Path) -> PreTrainedTokenizerBase:
     try:
         source = AutoTokenizer.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise InputError(f"its tokenizer cannot be read ({first_line(error)})", inner, "save a fast tokenizer there") from error
+        raise InputError(f"its tokenizer cannot be read ({short(error)})", inner, "save a fast tokenizer there") from error
     if not source.is_fast:
         raise InputError("its tokenizer is not a fast one", inner, "save a tokenizer.json there")
     if source.pad_token_id is None:

@@ -24,8 +24,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from raydense.errors import InputError
-from raydense.models.encoder_folder import first_line, is_reranker
+from raydense.errors import InputError, short
+from raydense.models.encoder_folder import is_reranker
 from raydense.models.float32_linear import keep_in_float32, keep_score_in_float32
 from raydense.models.sharded import shares_out, together
 from raydense.models.tokenizer_folder import read_tokenizer
@@ -125,9 +125,7 @@ def _config(inner: Path, dropout: float | None) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(str(inner), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise InputError(
-            f"its config cannot be used ({first_line(error)})", inner, "give a model of a family that transformers has"
-        ) from error
+        raise InputError(f"its config cannot be used ({short(error)})", inner, "give a model of a family that transformers has") from error
     if dropout is not None:
         found = list(_dropouts(config))
         if dropout and not found:
@@ -143,7 +141,7 @@ def _set_dropout(config: PretrainedConfig, name: str, dropout: float, inner: Pat
     try:
         setattr(config, name, dropout)
     except Exception as error:  # MPT's attention takes whole numbers alone
-        raise InputError(f"its {name} takes no {dropout:g} ({first_line(error)})", inner, "leave dropout out") from error
+        raise InputError(f"its {name} takes no {dropout:g} ({short(error)})", inner, "leave dropout out") from error
 
 
 def _dropouts(config: PretrainedConfig) -> Iterator[tuple[PretrainedConfig, str]]:
@@ -187,7 +185,7 @@ def _made_or_read(auto: Any, inner: Path, config: PretrainedConfig, **kwargs: An
                 **kwargs,
             )
     except Exception as error:
-        raise InputError(f"its weights cannot be loaded ({first_line(error)})", inner, "fetch or make it again") from error
+        raise InputError(f"its weights cannot be loaded ({short(error)})", inner, "fetch or make it again") from error
     return model, sorted(found["missing_keys"])
 
 

@@ -17,8 +17,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeVar
 
-from raydense.errors import InputError, did_you_mean
-from raydense.models.encoder_folder import first_line
+from raydense.errors import InputError, did_you_mean, short
 
 GROUP = "raydense.methods"
 _KEYS = {"train": "objective", "pretrain": "method"}
@@ -115,7 +114,7 @@ def _imported(module: str, where: str) -> ModuleType:
         raise InputError(f"no module {error.name!r}", where if itself else _line_of(error, module), _INSTALL) from None
     except Exception as error:
         fix = f"correct it: python -c 'import {module}' shows the whole traceback"
-        raise InputError(first_line(error), _line_of(error, module), fix) from error
+        raise InputError(short(error), _line_of(error, module), fix) from error
 
 
 def _line_of(error: Exception, module: str) -> str:
@@ -142,5 +141,5 @@ def _checked(found: Any, name: str, where: str) -> type[Any]:
     try:
         settings.model_rebuild()
     except Exception as error:  # a type that its module does not define
-        raise InputError(first_line(error), f"{name}.Settings", "define it in the module, or import it there") from error
+        raise InputError(short(error), f"{name}.Settings", "define it in the module, or import it there") from error
     return found

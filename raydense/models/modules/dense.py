@@ -7,8 +7,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from raydense.errors import InputError
-from raydense.models.encoder_folder import first_line, read_json, refuse_types, write_json
+from raydense.errors import InputError, short
+from raydense.models.encoder_folder import read_json, refuse_types, write_json
 from raydense.models.modules.module import VECTORS, Features, Module, Options
 from raydense.models.weights import reads_weights
 
@@ -55,7 +55,7 @@ class Dense(Module):
         try:
             self.load_state_dict({name: value.float() for name, value in load_file(file).items()})
         except Exception as error:
-            raise InputError(f"its weights cannot be loaded ({first_line(error)})", file, "fetch or make it again") from error
+            raise InputError(f"its weights cannot be loaded ({short(error)})", file, "fetch or make it again") from error
 
     def save(self, folder: Path) -> None:
         linear, activation = self.linear, type(self.activation)

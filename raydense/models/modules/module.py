@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from raydense.models.encoder_folder import Limit
+from raydense.models.positions import Limit
 
 # `input_ids` and `attention_mask` int64 [n, length], as the tokenizer gives them; then what the modules add, by the names below:
 # states [n, length, width] of the tokens, vectors float32 [n, width] of the texts.

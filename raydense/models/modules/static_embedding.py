@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from raydense.errors import InputError
-from raydense.models.encoder_folder import Limit, first_line
+from raydense.errors import InputError, short
 from raydense.models.modules.module import VECTORS, Features, InputModule, Options
+from raydense.models.positions import Limit
 from raydense.models.weights import reads_weights
 
 _WEIGHTS, _TOKENIZER = "model.safetensors", "tokenizer.json"
@@ -53,7 +53,7 @@ class StaticEmbedding(InputModule):
                 return cls(torch.empty(_shape(file)))
             return cls(_table(load_file(file)))
         except (SafetensorError, KeyError) as error:
-            raise InputError(f"its weights cannot be loaded ({first_line(error)})", file, "fetch or make it again") from error
+            raise InputError(f"its weights cannot be loaded ({short(error)})", file, "fetch or make it again") from error
 
     def save(self, folder: Path) -> None:
         save_file({"embedding.weight": self.table.detach().contiguous()}, folder / _WEIGHTS)
@@ -105,7 +105,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(folder / _TOKENIZER))
     except Exception as error:
-        raise InputError(f"its tokenizer cannot be read ({first_line(error)})", folder, "fetch or make it again") from error
+        raise InputError(f"its tokenizer cannot be read ({short(error)})", folder, "fetch or make it again") from error
 
 
 def _shape(file: Path) -> list[int]:

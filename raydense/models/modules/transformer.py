@@ -11,16 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from raydense.errors import InputError
 from raydense.models.adapters import adapt
 from raydense.models.encoder_folder import (
-    Limit,
     lengths_of,
     optional_json,
-    positions,
     refuse_types,
     sentence_config,
     weights_folder,
     write_json,
 )
 from raydense.models.modules.module import STATES, Features, InputModule, Options
+from raydense.models.positions import Limit, positions
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
 from raydense.models.weights import has_pooler, load_encoder, save_weights
 
