@@ -225,13 +225,14 @@ def _fits(settings: Any, device: Any) -> bool:
 def _two_steps(settings: Any, device: Any) -> None:
     """The first steps of a training, as its loop makes them, until two have updated the weights: fp16's first loss scales may be too large."""
     from raydense.data.store import PassageStore
+    from raydense.training.activation_checkpointing import checkpoint_activations, give_memory_back
     from raydense.training.batches import Sampler
     from raydense.training.engine import make_engine
     from raydense.training.method import method_of
     from raydense.training.piece_count import pieces_of
     from raydense.training.precision import precision_for
     from raydense.training.start_model import load_start
-    from raydense.training.step import checkpoint_activations, forward_and_backward, give_memory_back
+    from raydense.training.step import forward_and_backward
 
     examples, texts = method_of(settings).read(settings, PassageStore(settings.corpus))
     model = load_start(settings, settings.model, device)
@@ -329,10 +330,10 @@ def compared(settings: Any, found: dict[str, int], device: str) -> str:
     """The estimate and what was measured, in a line."""
     import torch
 
-    from raydense.training.memory import Outline
+    from raydense.training.memory import MemoryEstimate
 
     peak = found.get("gpu", found["resident"])
-    estimate = Outline(settings, settings.model, torch.device(device)).memory(found.get("texts", settings.micro_batch))
+    estimate = MemoryEstimate(settings, settings.model, torch.device(device)).memory(found.get("texts", settings.micro_batch))
     more = f", resident {found['resident'] / 2**30:.2f} GiB" if "gpu" in found else ""
     if "texts" in found:
         more += f", auto {found['texts']} texts, twice as many {'fit' if found['twice'] else 'do not fit'}"

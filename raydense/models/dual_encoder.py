@@ -18,10 +18,8 @@ from raydense.models.encoder_folder import PASSAGE_ENCODER, QUERY_ENCODER, encod
 from raydense.models.model_card import two_encoders_card
 from raydense.models.modules.module import Options
 from raydense.models.tokenizer import TextTokenizer, load_tokenizer
-from raydense.models.tokens import Tokens
+from raydense.models.tokens import Batch, Tokens
 from raydense.storage import model_place
-
-Batch = dict[str, Tensor]
 
 
 class DualEncoder(nn.Module):

@@ -28,12 +28,10 @@ from raydense.models.model_card import generator_card
 from raydense.models.positions import positions
 from raydense.models.tokenizer import TextTokenizer
 from raydense.models.tokenizer_folder import read_tokenizer, save_tokenizer
-from raydense.models.tokens import Tokens
+from raydense.models.tokens import Batch, Tokens
 from raydense.models.weights import load_writer, save_weights
 from raydense.settings import BaseSettings
 from raydense.storage import model_place
-
-Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

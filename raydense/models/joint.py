@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from raydense.models.cross_encoder import CrossEncoder
-from raydense.models.dual_encoder import Batch, DualEncoder
+from raydense.models.dual_encoder import DualEncoder
+from raydense.models.tokens import Batch
 
 
 class JointModel(nn.Module):

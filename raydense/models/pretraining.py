@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from raydense.errors import InputError
-from raydense.models.dual_encoder import Batch, DualEncoder
+from raydense.models.dual_encoder import DualEncoder
 from raydense.models.encoder_folder import encoder_folders, weights_folder
 from raydense.models.losses import exact
 from raydense.models.masking import NOT_MASKED, mask_tokens, masked_places
 from raydense.models.mlm_head import MlmHead, draw_as_bert, input_embeddings
 from raydense.models.sharded import full_shape
+from raydense.models.tokens import Batch
 from raydense.storage import model_place
 
 # The dropout of a layer's output, by the families' names for it

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from raydense.errors import InputError
-from raydense.models.generator import Batch, Generator
+from raydense.models.generator import Generator
+from raydense.models.tokens import Batch
 
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
 

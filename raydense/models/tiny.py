@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ _MOST_TEXTS = 200_000
 _POSITIONS = 512
 _CHUNK = 4_096
 _ATTENTION_STD = 0.1
+_LETTERS = string.ascii_lowercase
 
 
 def make_tiny_encoder(texts: Iterable[str], folder: str | Path, seed: int) -> None:
@@ -126,3 +128,8 @@ def _characters(texts: list[str], normalizer: normalizers.Normalizer) -> list[st
 
 def _chunks(texts: list[str]) -> Iterator[list[str]]:
     return (texts[i : i + _CHUNK] for i in range(0, len(texts), _CHUNK))
+
+
+def many_words() -> Iterator[str]:
+    """Texts that fill the vocabulary of `tiny` to its limit; a corpus gives at most as many pieces. Short, which is learned at once."""
+    return (a + b + c for a in _LETTERS for b in _LETTERS for c in _LETTERS[:14])

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from raydense.ranges import ranges
 
+Batch = dict[str, torch.Tensor]  # padded, for the forward of a model
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -40,7 +42,7 @@ class Tokens:
         places = ranges(self.offsets[:-1][indices], lengths)
         return Tokens(self.ids[places], offsets, None if self.types is None else self.types[places])
 
-    def pad(self, pad_id: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    def pad(self, pad_id: int, device: torch.device | str = "cpu") -> Batch:
         """A padded batch for an encoder, int64 [n, longest, at least 1]: input_ids, attention_mask, and token_type_ids if there are types."""
         lengths = self.lengths
         real = np.arange(lengths.max(initial=min(1, len(self)))) < lengths[:, None]  # no model takes texts of no tokens alone

@@ -19,6 +19,7 @@ from typing import Any
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
 from raydense.models.model_card import add_section
+from raydense.models.tiny import many_words
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.session import joins_cluster
 from raydense.storage import MANIFEST, Artifact, Draft, Place, begun_from, provenance, read_manifest, releases_outputs
@@ -35,7 +36,6 @@ from raydense.training.inputs import refuse_replaced
 from raydense.training.left_threads import wait_for_left
 from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.memory import many_words
 from raydense.training.method import dev_interval, load_model, method_of
 from raydense.training.micro_batch import refuse_too_little, refuse_too_little_to_write
 from raydense.training.registered import newest_state

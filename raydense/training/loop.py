@@ -17,6 +17,7 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.sharded import OnAllWorkers, together
 from raydense.storage import Place
+from raydense.training.activation_checkpointing import checkpoint_activations, give_memory_back
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import Checkpoints
 from raydense.training.cores import share_cores
@@ -39,7 +40,7 @@ from raydense.training.settings import dev_of
 from raydense.training.shared_folder import refuse_other_folder
 from raydense.training.start_model import load_start
 from raydense.training.status import Status, dev_measured, when
-from raydense.training.step import checkpoint_activations, give_memory_back, run_cut
+from raydense.training.step import run_cut
 from raydense.training.transfer import Sent, Transfer
 from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker

@@ -6,11 +6,9 @@ counted, for any family of encoders. What engine and optimiser hold follows from
 
 from __future__ import annotations
 
-import string
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +24,15 @@ from torch.utils._pytree import tree_leaves
 from raydense.errors import InputError
 from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.dual_encoder import DualEncoder
-from raydense.models.masking import NOT_MASKED
+from raydense.models.tiny import many_words
 from raydense.models.weights import without_reading
+from raydense.training.activation_checkpointing import checkpoint_activations
 from raydense.training.engine import WHOLE_AT_ONCE, bucket_of, casts, offloads, shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
-from raydense.training.piece_count import largest_piece, pieces_of
+from raydense.training.piece_count import pieces_of
 from raydense.training.precision import DTYPES, precision_for
-from raydense.training.step import checkpoint_activations
+from raydense.training.trial_batch import longest_batch, run_trial
 
 # What a worker holds with Python, Ray, torch, transformers and a tokenizer loaded, and what DeepSpeed adds, as Linux reports it.
 _PROCESS, _DEEPSPEED = 600 * 2**20, 50 * 2**20
@@ -43,8 +42,6 @@ _HOLES = 1.3
 _OFFLOADED, _OFFLOADED_3 = 23, 33
 # Copies of the scores that a loss and its gradient hold at once: scores, logits, shares, and the gradients of these.
 _COPIES = 6
-_LETTERS = string.ascii_lowercase
-Batch = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Memory:
         return f"{self.total / 2**30:.1f} GiB a worker ({parts})"
 
 
-class Outline:
+class MemoryEstimate:
     """A training whose model has shapes and no memory; estimates the memory for each `micro_batch`."""
 
     def __init__(self, settings: LoopSettings, folder: str | Path, device: torch.device) -> None:
@@ -143,7 +140,7 @@ class Outline:
             held = [*self.model.parameters(), *self.model.buffers(), *(weight.grad for weight in self._trained)]
             batch = longest_batch(self.model, self.settings, pieces)
             with _Tally(held) as tally, _KernelDropout(self._gpu), torch.autocast("cpu", mixed, enabled=mixed is not None):
-                forward_and_back(self.model, batch)
+                run_trial(self.model, batch)
         return tally.peak
 
     def _held(self, pieces: int) -> tuple[int, int, int, int]:
@@ -205,33 +202,6 @@ class Outline:
         return 4 * (2 * dimension * held.vectors + _COPIES * held.scores)
 
 
-def longest_batch(
-    model: nn.Module, settings: LoopSettings, pieces: int, device: str | torch.device = "cpu", most: int | None = None
-) -> Batch:
-    """A batch of the largest of `pieces`, every text as long as the model's lengths allow, and `most`; in pre-training tokens at its end are masked."""
-    method = method_of(settings)
-    lengths, masked = method.lengths(model), method.masked(settings)
-    lengths = {name: min(length, most or length) for name, length in lengths.items()}
-    batch: Batch = {}
-    for name, count in largest_piece(settings, pieces).items():
-        shape = (count, lengths[name])
-        batch[name] = {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
-        if share := masked.get(name):
-            first = round((1 - share) * shape[1])
-            whole = torch.ones(shape, dtype=torch.int64, device=device)
-            batch[name]["labels"] = whole.index_fill(1, torch.arange(first, device=device), NOT_MASKED)
-            starts, ends = torch.arange(count, device=device)[:, None] * shape[1], torch.arange(first, shape[1], device=device)
-            batch[name]["masked"] = (starts + ends).flatten()
-    return batch
-
-
-def forward_and_back(model: nn.Module, batch: Batch) -> None:
-    """Outputs of the batch, and a gradient of each weight."""
-    outputs = model(**batch)
-    given = [o for o in (outputs if isinstance(outputs, tuple) else (outputs,)) if o is not None and o.requires_grad]
-    torch.stack([o.sum() for o in given]).sum().backward()
-
-
 def describe(settings: LoopSettings) -> tuple[str, int]:
     """The memory of a worker in words and in bytes; empty and 0 if a start model does not exist yet, or cannot be read.
 
@@ -242,20 +212,15 @@ def describe(settings: LoopSettings) -> tuple[str, int]:
         if settings.model == "tiny":
             method_of(settings).make_tiny(many_words(), aside, 0)
         try:
-            outline = Outline(settings, aside if settings.model == "tiny" else settings.model, device)
+            estimate = MemoryEstimate(settings, aside if settings.model == "tiny" else settings.model, device)
         except InputError:
             return "", 0
-    more = f", and {outline.on_machine / 2**30:.1f} GiB of the machine's memory" if outline.on_machine else ""
+    more = f", and {estimate.on_machine / 2**30:.1f} GiB of the machine's memory" if estimate.on_machine else ""
     if isinstance(settings.micro_batch, int):
-        memory = outline.memory(settings.micro_batch)
+        memory = estimate.memory(settings.micro_batch)
         return f"about {memory}{more}", memory.total
-    least, most = outline.memory(1), outline.memory(0)
+    least, most = estimate.memory(1), estimate.memory(0)
     return f"from {least} with micro_batch 1 to {most.total / 2**30:.1f} GiB with all texts at once{more}", most.total
-
-
-def many_words() -> Iterator[str]:
-    """Texts that fill the vocabulary of `tiny` to its limit; a corpus gives at most as many pieces. Short, which is learned at once."""
-    return (a + b + c for a in _LETTERS for b in _LETTERS for c in _LETTERS[:14])
 
 
 class _Fake(FakeTensorMode):

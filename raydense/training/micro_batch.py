@@ -20,9 +20,10 @@ from raydense.runtime.limits import memory_free, memory_total
 from raydense.storage import Place
 from raydense.training.engine import offloads, shards_weights
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.memory import Outline, forward_and_back, longest_batch
+from raydense.training.memory import MemoryEstimate
 from raydense.training.piece_count import pieces_of, texts_of
 from raydense.training.precision import DTYPES
+from raydense.training.trial_batch import longest_batch, run_trial
 
 # The rest stays free: the estimate may be off by a fifth, and Ray kills workers when a machine is nearly full.
 _SHARE = 0.8
@@ -50,36 +51,36 @@ def find_micro_batch(settings: LoopSettings, start: str, model: nn.Module, devic
     InputError, on all workers, if not even one text fits. `on_machine`: the workers of this machine.
     """
     together = dist.is_initialized() and dist.get_world_size() > 1
-    outline = Outline(settings, start, device)
+    estimate = MemoryEstimate(settings, start, device)
     if together:
         dist.barrier()  # so that no worker counts memory as free that another is about to load its model into
     if device.type == "cuda" and shards_weights(settings):
-        mine = largest_by_estimate(outline, int(_SHARE * torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_allocated(device))
+        mine = largest_by_estimate(estimate, int(_SHARE * torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_allocated(device))
     elif device.type == "cuda":
-        mine = largest_by_trial(model.to(device).train(), outline, device)
+        mine = largest_by_trial(model.to(device).train(), estimate, device)
     else:
-        mine = largest_by_estimate(outline, memory_for(on_machine) + psutil.Process().memory_info().rss)
+        mine = largest_by_estimate(estimate, memory_for(on_machine) + psutil.Process().memory_info().rss)
     found = torch.tensor(mine, device=device)
     if together:
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
     if not found:
-        raise too_little(outline, settings)
+        raise too_little(estimate, settings)
     texts = int(found)
-    return texts, f"micro_batch {texts} of {max(texts_of(settings).values())} texts: about {outline.memory(texts)}"
+    return texts, f"micro_batch {texts} of {max(texts_of(settings).values())} texts: about {estimate.memory(texts)}"
 
 
 def refuse_too_little(settings: LoopSettings, start: str) -> None:
     """InputError if workers on this machine's CPUs do not have the memory for even one text at a time."""
-    outline = Outline(settings, start, torch.device("cpu"))
-    if outline.memory(1).total > memory_for(settings.workers):
-        raise too_little(outline, settings)
+    estimate = MemoryEstimate(settings, start, torch.device("cpu"))
+    if estimate.memory(1).total > memory_for(settings.workers):
+        raise too_little(estimate, settings)
 
 
-def too_little(outline: Outline, settings: LoopSettings) -> InputError:
+def too_little(estimate: MemoryEstimate, settings: LoopSettings) -> InputError:
     """The error if not even one text fits."""
     checkpointing = "" if settings.activation_checkpointing else ", --activation-checkpointing"
     return InputError(
-        f"even one text at a time needs about {outline.memory(1)}, which is more than {settings.workers} worker(s) have here",
+        f"even one text at a time needs about {estimate.memory(1)}, which is more than {settings.workers} worker(s) have here",
         "micro_batch",
         f"give fewer workers, a smaller model, shorter texts{checkpointing}, or more memory",
     )
@@ -101,7 +102,7 @@ def keep_half(place: Place, texts: int) -> None:
 def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: torch.device, on_machine: int) -> None:
     """InputError if this machine does not have the memory that its workers, `on_machine` of them, offload to."""
     if offloads(settings, device.type == "cuda"):
-        needed, free = Outline(settings, start, device).on_machine, memory_for(on_machine)
+        needed, free = MemoryEstimate(settings, start, device).on_machine, memory_for(on_machine)
         if needed > free:
             each = f"for each of {on_machine} worker(s), which have {free / 2**30:.1f}"
             what = f"offload needs about {needed / 2**30:.1f} GiB of the machine's memory {each}"
@@ -112,7 +113,7 @@ def refuse_too_little_to_write(settings: LoopSettings, start: str) -> None:
     """InputError if this machine, where the trained model is written, has not the memory for it in float32, though with ZeRO 3 no worker holds it whole."""
     if shards_weights(settings):
         written = settings.model_copy(update={"precision": "fp32"})  # that of the workers may be one that no CPU trains in
-        needed, most = Outline(written, start, torch.device("cpu")).whole, memory_total()
+        needed, most = MemoryEstimate(written, start, torch.device("cpu")).whole, memory_total()
         if needed > most:
             what = f"the trained model takes {needed / 2**30:.1f} GiB where it is written, and this machine has {most / 2**30:.1f}"
             raise InputError(what, "model", "run the command, or the job's own process (submit --entrypoint-memory), on a larger machine")
@@ -148,25 +149,25 @@ def kept_micro_batch(place: Place, device: torch.device, on_machine: int) -> tup
     return Kept(**json.loads(text)) if text else None, sorted({device for _, device in found})
 
 
-def largest_by_estimate(outline: Outline, available: int) -> int:
+def largest_by_estimate(estimate: MemoryEstimate, available: int) -> int:
     """The largest candidate that needs at most `available` bytes; 0 if none does."""
-    return _first(choices(outline.settings), lambda texts: outline.memory(texts).total <= available)
+    return _first(choices(estimate.settings), lambda texts: estimate.memory(texts).total <= available)
 
 
-def largest_by_trial(model: nn.Module, outline: Outline, device: torch.device) -> int:
+def largest_by_trial(model: nn.Module, estimate: MemoryEstimate, device: torch.device) -> int:
     """The largest candidate whose longest batch fits on a GPU, forward and backward, next to what the engine will hold; 0 if none does."""
-    return _first(choices(outline.settings), lambda texts: _goes(model, outline, texts, device))
+    return _first(choices(estimate.settings), lambda texts: _goes(model, estimate, texts, device))
 
 
-def _goes(model: nn.Module, outline: Outline, texts: int, device: torch.device) -> bool:
-    settings = outline.settings.model_copy(update={"micro_batch": texts})
-    needed = outline.memory(texts)
-    mixed = DTYPES[outline.precision]
+def _goes(model: nn.Module, estimate: MemoryEstimate, texts: int, device: torch.device) -> bool:
+    settings = estimate.settings.model_copy(update={"micro_batch": texts})
+    needed = estimate.memory(texts)
+    mixed = DTYPES[estimate.precision]
     try:
         # the model and its gradients are on the GPU in float32; what the engine needs beyond them is reserved
-        held = torch.empty(max(0, needed.total - needed.activations - outline.here), dtype=torch.uint8, device=device)
-        with torch.autocast(device.type, mixed, enabled=outline.precision != "fp32"):
-            forward_and_back(model, longest_batch(model, settings, pieces_of(settings), device))
+        held = torch.empty(max(0, needed.total - needed.activations - estimate.here), dtype=torch.uint8, device=device)
+        with torch.autocast(device.type, mixed, enabled=estimate.precision != "fp32"):
+            run_trial(model, longest_batch(model, settings, pieces_of(settings), device))
         del held
     except torch.OutOfMemoryError:
         return False

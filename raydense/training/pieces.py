@@ -15,7 +15,7 @@ from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import Batch, method_of
 from raydense.training.piece_count import accumulates
 
-Texts = dict[str, dict[str, Tensor]]
+Inputs = dict[str, dict[str, Tensor]]  # of a model: each kind of texts as a padded batch
 # What a forward and backward costs apart from its tokens, as so many tokens: the less, the more pieces of about one length.
 _EACH_COSTS = {"cpu": 256, "cuda": 8192}
 _MOST = 16
@@ -30,7 +30,7 @@ class Cut:
     has its own dict in `rest` and the share of its loss in `shares`. `tokens` are those of the part, without padding.
     """
 
-    texts: list[Texts]
+    texts: list[Inputs]
     rest: list[Batch]
     tokens: int
     shares: tuple[float, ...] = (1.0,)
@@ -72,7 +72,7 @@ def alike(settings: LoopSettings) -> bool:
     return shards_weights(settings) and settings.workers > 1
 
 
-def _cheapest(texts: Texts, orders: dict[str, Tensor], each_costs: int) -> int:
+def _cheapest(texts: Inputs, orders: dict[str, Tensor], each_costs: int) -> int:
     """The number of pieces, a power of two, with the fewest tokens, padding and what each piece costs included."""
     lengths = [batch["attention_mask"].sum(dim=1)[orders[name]].tolist() for name, batch in texts.items()]
     counts = [2**power for power in range(_MOST.bit_length())]
@@ -85,7 +85,7 @@ def _padded(lengths: list[int], pieces: int) -> int:
     return sum(len(some) * max(some) for some in cut)
 
 
-def _of_queries(settings: LoopSettings, texts: Texts, rest: Batch, pieces: int, tokens: int) -> Cut:
+def _of_queries(settings: LoopSettings, texts: Inputs, rest: Batch, pieces: int, tokens: int) -> Cut:
     """Each piece has the queries whose texts have about one length, so that little of it is padding.
 
     The loss of a piece counts by its share of the queries, or by 1 if the method adds.
@@ -111,12 +111,12 @@ def _rows_of_queries(taken: Tensor, rows: int, queries: int) -> Tensor:
     return (taken[:, None] * each + torch.arange(each)).flatten()
 
 
-def _with_places(texts: Texts) -> Texts:
+def _with_places(texts: Inputs) -> Inputs:
     """With the places of masked tokens in each batch that has `labels`: a GPU that has to find them makes the step wait for it."""
     return {name: {**one, "masked": masked_places(one["labels"])} if "labels" in one else one for name, one in texts.items()}
 
 
-def by_length(texts: Texts) -> dict[str, Tensor]:
+def by_length(texts: Inputs) -> dict[str, Tensor]:
     """The rows of each kind of texts, longest first, int64 [n].
 
     Kinds with as many rows are ordered together, by the sum of their lengths: the rows may be pairs, as a generator's are.
@@ -129,7 +129,7 @@ def by_length(texts: Texts) -> dict[str, Tensor]:
     return {name: orders[len(batch["attention_mask"])] for name, batch in texts.items()}
 
 
-def piece_of(texts: Texts, orders: dict[str, Tensor], piece: int, pieces: int) -> Texts:
+def piece_of(texts: Inputs, orders: dict[str, Tensor], piece: int, pieces: int) -> Inputs:
     """The rows of each kind of texts in a piece, in this order, with minimal padding.
 
     A kind without rows in the piece gets its first row, which does not count: with ZeRO the workers process each weight together,

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
-from raydense.errors import InputError
 from raydense.models.sharded import OnAllWorkers
 from raydense.training.engine import Engine
 from raydense.training.method import Batch, Method, Metrics, Outputs, method_of
-from raydense.training.pieces import Cut, Texts, cut_up, rows_of
-
-_M_MMAP_THRESHOLD = -3  # of malloc.h
+from raydense.training.pieces import Cut, Inputs, cut_up, rows_of
 
 
 def forward_and_backward(engine: Engine, method: Method, batch: Batch, pieces: int, seeds: list[int]) -> Metrics:
@@ -39,7 +29,7 @@ def run_cut(engine: Engine, method: Method, part: Cut, seeds: list[int]) -> Metr
     return summed
 
 
-def _at_once(engine: Engine, method: Method, texts: Texts, rest: Batch, share: float, seed: int) -> Metrics:
+def _at_once(engine: Engine, method: Method, texts: Inputs, rest: Batch, share: float, seed: int) -> Metrics:
     """The gradient of `share` of the loss."""
     torch.manual_seed(seed)
     loss, metrics = loss_of(method, run(engine, texts), rest)
@@ -89,35 +79,11 @@ def loss_of(method: Method, outputs: Outputs, batch: Batch) -> tuple[Tensor, Met
     raise OnAllWorkers(f"returns {returned}", where, "return the mean over the queries, a scalar, and a dict of metrics: `return loss, {}`")
 
 
-def run(engine: Engine, texts: Texts) -> Outputs:
+def run(engine: Engine, texts: Inputs) -> Outputs:
     """The model's outputs for texts on any device, a tensor for each kind, None for a kind that is not given."""
     given = {name: {k: v.to(engine.device, non_blocking=True) for k, v in batch.items()} for name, batch in texts.items()}
     outputs = engine.forward(**given)
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def checkpoint_activations(model: nn.Module, recomputing: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-    """Let every encoder in `model` store only the inputs of its layers, and compute the rest again in the backward pass.
-
-    That happens within `recomputing()`, for callers whose forward is within a mode of torch. InputError if an encoder's family does not support it,
-    or the model has no layers at all.
-    """
-    encoders = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    if lacks := next(
-        (type(part).__name__ for part in encoders if not part.supports_gradient_checkpointing), None if encoders else "the model"
-    ):
-        raise InputError(f"{lacks} has none", "activation_checkpointing", "leave it out; micro_batch saves memory too")
-    for part in encoders:
-        part.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), recomputing())})
-
-
-def give_memory_back() -> None:
-    """Let glibc return each freed tensor of a mebibyte or more to the system at once, for a third more time.
-
-    Otherwise its heap keeps holes between the few stored activations, as large as all that were freed.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _in_order(outputs: tuple[Tensor, ...], part: Cut) -> tuple[Tensor, ...]:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.memory import forward_and_back, longest_batch
 from raydense.training.piece_count import texts_of
+from raydense.training.trial_batch import longest_batch, run_trial
 
 _TOKENS = 16
 
@@ -23,7 +23,7 @@ def uses_all_weights(model: nn.Module, settings: LoopSettings) -> bool:
     shared = {id(one): one for one in (*model.parameters(), *model.buffers())}
     trial, device = copy.deepcopy(model, shared).train(), next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        forward_and_back(trial, longest_batch(trial, settings, max(texts_of(settings).values()), device, _TOKENS))
+        run_trial(trial, longest_batch(trial, settings, max(texts_of(settings).values()), device, _TOKENS))
     used = all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
     model.zero_grad(set_to_none=True)
     return used

@@ -14,9 +14,8 @@ from nodes import Nodes, several_nodes
 from training_data import TrainingData, make_training_data
 
 from raydense.cli.work import verb_work
-from raydense.models.tiny import make_tiny_encoder
+from raydense.models.tiny import make_tiny_encoder, many_words
 from raydense.storage import read_manifest
-from raydense.training.memory import many_words
 
 pytestmark = [
     pytest.mark.long,

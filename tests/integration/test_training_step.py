@@ -23,17 +23,18 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.storage import Draft
+from raydense.training.activation_checkpointing import checkpoint_activations
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.memory import Outline
+from raydense.training.memory import MemoryEstimate
 from raydense.training.method import load_model, method_of
 from raydense.training.piece_count import pieces_of
 from raydense.training.pieces import _EACH_COSTS, by_length, cut_up, piece_of
 from raydense.training.prefetch import Prefetch
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.start_model import load_start
-from raydense.training.step import checkpoint_activations, forward_and_backward, loss_of, run
+from raydense.training.step import forward_and_backward, loss_of, run
 
 Outcome = tuple[float, dict[str, torch.Tensor]]
 CPU = torch.device("cpu")
@@ -233,7 +234,7 @@ def test_no_forward_and_no_loss_asks_a_gpu_for_a_number(data: TrainingData, meth
     examples, texts = method_of(asked).read(asked, PassageStore(asked.corpus))
     prepared = method_of(asked)(asked, load_model(asked, asked.model), texts, 0, 1).prepare(Sampler(examples, asked).step(0)[0])
     part = cut_up(asked, prepared, 1, "cuda")
-    outline = Outline(asked, asked.model, CPU)
+    outline = MemoryEstimate(asked, asked.model, CPU)
     model = outline.model
     with outline._fake as fake:
         moved = part.moved(fake.from_tensor)

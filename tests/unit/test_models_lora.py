@@ -16,7 +16,7 @@ from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.weights import without_reading
 from raydense.training.engine import TorchEngine
-from raydense.training.memory import Outline
+from raydense.training.memory import MemoryEstimate
 
 LORA = "lora:rank=4,alpha=8"
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -147,7 +147,7 @@ def test_memory_of_a_training_counts_gradients_of_the_adapter_alone(qwen: Path, 
     data = make_training_data(tmp_path)
     asked = data.settings(tmp_path / "o", model=str(qwen), adapter=LORA, pooling="lasttoken", passage_length=40)
     trained = sum(p.numel() for p in load(qwen, adapter=LORA).parameters() if p.requires_grad)
-    assert Outline(asked, qwen, torch.device("cpu")).memory(0).gradients == 4 * trained
+    assert MemoryEstimate(asked, qwen, torch.device("cpu")).memory(0).gradients == 4 * trained
 
 
 def test_a_model_with_an_adapter_can_be_measured_without_its_weights(qwen: Path) -> None:

@@ -31,9 +31,10 @@ from raydense.models.losses import masked_tokens, span_contrastive
 from raydense.models.masking import NOT_MASKED
 from raydense.models.mlm_head import input_embeddings
 from raydense.models.pretraining import Condenser, CotMae, PretrainModel, run_layers
+from raydense.training.activation_checkpointing import checkpoint_activations
 from raydense.training.engine import make_engine
 from raydense.training.settings import TrainSettings
-from raydense.training.step import checkpoint_activations, forward_and_backward
+from raydense.training.step import forward_and_backward
 
 KINDS = {"mlm": PretrainModel, "condenser": Condenser, "cotmae": CotMae}
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -23,10 +23,10 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.encoder_config import write_own_config
 from raydense.models.model_kind import multiplies
 from raydense.models.modules.static_embedding import distilled
-from raydense.training.memory import Outline
+from raydense.training.activation_checkpointing import checkpoint_activations
+from raydense.training.memory import MemoryEstimate
 from raydense.training.method import method_of
 from raydense.training.settings import PretrainSettings
-from raydense.training.step import checkpoint_activations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,7 +185,7 @@ def test_the_job_makes_a_retriever_that_sentence_transformers_loads(
 def test_memory_of_a_training_is_estimated_without_its_weights(static: Path, tmp_path: Path) -> None:
     data = make_training_data(tmp_path)
     asked = data.settings(tmp_path / "o", model=str(static), passage_length=64, query_length=64, batch_size=16)
-    found = Outline(asked, static, torch.device("cpu"))
+    found = MemoryEstimate(asked, static, torch.device("cpu"))
     assert found.memory(0).gradients == 4 * 24 * Tokenizer.from_file(str(static / "tokenizer.json")).get_vocab_size()
 
 

@@ -20,13 +20,13 @@ from raydense.errors import InputError
 from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.masking import NOT_MASKED
-from raydense.models.tiny import make_tiny_encoder
+from raydense.models.tiny import make_tiny_encoder, many_words
 from raydense.storage import Place
 from raydense.training import micro_batch
 from raydense.training.generations import Generations
 from raydense.training.loop import Job, Loop
 from raydense.training.loop_settings import LoopSettings
-from raydense.training.memory import Outline, describe, longest_batch, many_words
+from raydense.training.memory import MemoryEstimate, describe
 from raydense.training.method import load_model
 from raydense.training.micro_batch import (
     bounded_by,
@@ -42,6 +42,7 @@ from raydense.training.micro_batch import (
 from raydense.training.piece_count import pieces_of
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.status import micro_batch_line
+from raydense.training.trial_batch import longest_batch
 from raydense.training.unused import uses_all_weights
 from raydense.training.worker import Worker
 
@@ -111,8 +112,8 @@ def deep(data: TrainingData, method: str, **changes: Any) -> LoopSettings:
     return settings(data, method, model=str(data.root / "deep"), **reranker, **changes)
 
 
-def outline(asked: LoopSettings) -> Outline:
-    return Outline(asked, asked.model, CPU)
+def outline(asked: LoopSettings) -> MemoryEstimate:
+    return MemoryEstimate(asked, asked.model, CPU)
 
 
 def loaded(asked: LoopSettings) -> torch.nn.Module:
@@ -122,7 +123,7 @@ def loaded(asked: LoopSettings) -> torch.nn.Module:
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a test that reads nothing of forward and backward, whose tracing takes a second."""
-    monkeypatch.setattr(Outline, "running", lambda self, pieces: 0)
+    monkeypatch.setattr(MemoryEstimate, "running", lambda self, pieces: 0)
 
 
 @pytest.mark.usefixtures("untraced")
@@ -194,7 +195,7 @@ def test_recomputed_activations_of_a_gpu_are_those_of_the_first_time(
     """Attention with dropout is another kernel there, in the first computation and in the one of the backward pass."""
     monkeypatch.setattr("raydense.training.precision.choose_precision", lambda *_: precision)
     whole, again = (
-        Outline(asked, asked.model, torch.device("cuda")).running(1)
+        MemoryEstimate(asked, asked.model, torch.device("cuda")).running(1)
         for asked in (deep(data, "joint", dropout=0.1, activation_checkpointing=checkpointing) for checkpointing in (False, True))
     )
     assert again < whole / 2
@@ -216,7 +217,7 @@ def test_the_update_of_one_worker_adds_nothing_on_a_gpu(data: TrainingData, monk
     monkeypatch.setattr("raydense.training.precision.choose_precision", lambda *_: "bf16")
     for workers, more in ((1, False), (2, True)):
         asked = settings(data, engine={"name": "deepspeed", "zero": zero}, workers=workers, batch_size=workers, micro_batch=1)
-        found = Outline(asked, asked.model, torch.device("cuda"))
+        found = MemoryEstimate(asked, asked.model, torch.device("cuda"))
         assert (found._held(1)[-1] > 0) == more
 
 
