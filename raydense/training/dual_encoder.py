@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.dual_encoder import DualEncoder
-    from raydense.training.dev import DevSet
+    from raydense.training.dev_sets import DevSet
     from raydense.training.part import Part
     from raydense.training.texts import Texts
 
@@ -91,7 +91,7 @@ class DualEncoderMethod(Method):
 
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
-        from raydense.training.dev import METRIC, read_dev_sets, retriever_set
+        from raydense.training.dev_sets import METRIC, read_dev_sets, retriever_set
 
         return read_dev_sets(settings, store, {METRIC: retriever_set})
 

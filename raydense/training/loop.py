@@ -21,7 +21,8 @@ from raydense.training.activation_checkpointing import checkpoint_activations, g
 from raydense.training.batches import Sampler
 from raydense.training.checkpoints import Checkpoints
 from raydense.training.cores import share_cores
-from raydense.training.dev import METRIC, Dev, DevSet
+from raydense.training.dev import Dev
+from raydense.training.dev_sets import METRIC, DevSet
 from raydense.training.engine import Engine, learning_rate, make_engine
 from raydense.training.generations import Generations
 from raydense.training.inputs import refuse_edited, refuse_replaced

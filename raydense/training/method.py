@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from raydense.data.store import PassageStore
-    from raydense.training.dev import DevSet
+    from raydense.training.dev_sets import DevSet
     from raydense.training.examples import Examples
     from raydense.training.part import Part
 

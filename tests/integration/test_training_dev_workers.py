@@ -16,7 +16,8 @@ from training_data import make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
-from raydense.training.dev import METRIC, Dev, DevSet, relevant_columns
+from raydense.training.dev import Dev
+from raydense.training.dev_sets import METRIC, DevSet, relevant_columns
 from raydense.training.engine import make_engine
 from raydense.training.method import load_model, method_of
 from raydense.training.settings import TrainSettings

@@ -22,7 +22,9 @@ from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.dual_encoder import DualEncoder
 from raydense.storage import Draft
 from raydense.training import dev as dev_of_training
-from raydense.training.dev import METRIC, METRICS, Dev, DevSet, of_queries, read_dev_sets, relevant_columns, reranker_set, retriever_set
+from raydense.training import dev_sets
+from raydense.training.dev import Dev, of_queries
+from raydense.training.dev_sets import METRIC, METRICS, DevSet, read_dev_sets, relevant_columns, reranker_set, retriever_set
 from raydense.training.engine import TorchEngine
 from raydense.training.settings import DevSettings, TrainSettings
 from raydense.training.texts import Texts
@@ -162,7 +164,7 @@ def test_of_a_run_the_first_hits_of_judged_queries_are_kept(tmp_path: Path, monk
         draft = Draft.open(tmp_path / name, kind, {})
         commit_table(draft, f"{name}.parquet", pa.table(columns))
         draft.finish(8)
-    monkeypatch.setattr(dev_of_training, "BLOCK_ROWS", block)
+    monkeypatch.setattr(dev_sets, "BLOCK_ROWS", block)
     dev = DevSettings(qrels=str(tmp_path / "qrels"), run=str(tmp_path / "run"), passages=1000)
     settings = SimpleNamespace(dev=dev, queries=str(tmp_path / "queries"), seed=1)
     runs: list[Any] = []

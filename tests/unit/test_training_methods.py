@@ -20,7 +20,7 @@ from raydense.models.dual_encoder import DualEncoder
 from raydense.models.joint import JointModel
 from raydense.models.losses import listwise
 from raydense.storage import Draft
-from raydense.training.dev import METRIC, OF_RERANKER, DevSet
+from raydense.training.dev_sets import METRIC, OF_RERANKER, DevSet
 from raydense.training.engine import TorchEngine
 from raydense.training.method import Batch, Method, method_of
 from raydense.training.methods.joint import Joint

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.joint import JointModel
-    from raydense.training.dev import DevSet
+    from raydense.training.dev_sets import DevSet
     from raydense.training.part import Part
 
 
@@ -100,7 +100,7 @@ class Joint(Method):
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
         """As `Method.dev_sets`: the retriever's, and, if there is a run to re-rank, that of a re-ranker which learns; first the one that decides."""
-        from raydense.training.dev import METRIC, OF_RERANKER, MakeDevSet, read_dev_sets, reranker_set, retriever_set
+        from raydense.training.dev_sets import METRIC, OF_RERANKER, MakeDevSet, read_dev_sets, reranker_set, retriever_set
 
         made: dict[str, MakeDevSet] = {METRIC: retriever_set}
         if settings.dev and settings.dev.run and settings.teacher == "dynamic":

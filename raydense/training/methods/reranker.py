@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from raydense.data.store import PassageStore
     from raydense.models.cross_encoder import CrossEncoder
-    from raydense.training.dev import DevSet
+    from raydense.training.dev_sets import DevSet
     from raydense.training.part import Part
 
 
@@ -50,7 +50,7 @@ class Reranker(Method):
     @classmethod
     def dev_sets(cls, settings: Any, store: PassageStore) -> dict[str, DevSet]:
         from raydense.errors import InputError
-        from raydense.training.dev import METRIC, read_dev_sets, reranker_set
+        from raydense.training.dev_sets import METRIC, read_dev_sets, reranker_set
 
         if settings.dev and not settings.dev.run:
             raise InputError("a re-ranker's dev metric needs candidates to order", "dev.run", "give --dev.run, or leave dev out")
