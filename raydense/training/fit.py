@@ -198,44 +198,55 @@ def _texts(store: PassageStore) -> Iterator[str]:
 def _finish(settings: LoopSettings, named: dict[str, str], draft: Draft, shared: Place, result: dict[str, Any], seconds: float) -> Artifact:
     """Commit the best weights as model folders, and the measurements; `named` are the inputs as the user gave them."""
     start = str(shared / _TINY) if settings.model == "tiny" else settings.model
-    method, model = method_of(settings), load_model(settings, start)
+    model = load_model(settings, start)
     inputs: dict[str, str] = draft.made_from["inputs"]
     refuse_replaced(settings, {key: inputs[key] for key in ("model", "reranker") if key in inputs})
     model.load_state_dict({**model.state_dict(), **load_weights(shared, result["best_step"])})  # frozen weights are those of the start
     history, events = (shared / HISTORY).fetch(), (shared / EVENTS).fetch()
     steps, skipped, last = _counted(history)
-    card = training_section(settings, draft.made_from, result, steps, history)
-    name = getattr(settings, settings.chosen_by)
-    for folder, one in method.parts(model).items():
-        if not folder:
-            draft.commit_tree(partial(_save, one, card))
-            continue
-        part = Draft.open(draft.place / folder, "model", {**draft.made_from, "part": folder})
-        if not part.done:
-            part.commit_tree(partial(_save, one, card))
-            part.finish(0, objective=name, best_step=result["best_step"])
-    names = draft.place.names(f"refresh/*/{MANIFEST}")
-    renewed = {"generations": [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]}
+    _save_models(settings, draft, model, training_section(settings, draft.made_from, result, steps, history), result["best_step"])
     draft.commit(HISTORY, lambda path: shutil.copyfile(history, path), steps)
     draft.commit(EVENTS, lambda path: shutil.copyfile(events, path), steps)
+    names = draft.place.names(f"refresh/*/{MANIFEST}")
+    generations = [Artifact.open(draft.place / str(Path(name).parent), "examples").summary for name in names]
     return draft.finish(
         0,
-        objective=name,
+        objective=getattr(settings, settings.chosen_by),
         steps=steps,
         best_step=result["best_step"],
         dev={} if result["best"] is None else {result["by"]: result["best"]},
         **({} if result["start"] is None else {"dev_start": {result["by"]: result["start"]}}),
         loss_last=last,
         seconds=round(seconds, 2),
-        queries_per_second=round(result["steps"] * settings.batch_size / max(result["seconds"], 1e-9), 1),
-        input_wait=round(result["input_wait"], 2),
-        tokens_per_second=round(result["tokens"] / max(result["seconds"], 1e-9), 1),
-        memory=result["memory"],
+        **_rates(settings, result),
         corpus=inputs["corpus"],
         inputs=named,
         **({"steps_skipped": skipped} if skipped else {}),
-        **(renewed | {"waited": round(result["waited"], 2)} if renewed["generations"] else {}),
+        **({"generations": generations, "waited": round(result["waited"], 2)} if generations else {}),
     )
+
+
+def _save_models(settings: LoopSettings, draft: Draft, model: Any, card: str, best_step: int) -> None:
+    """Commit each model that was trained: into the artifact's own folder, or as an artifact in a sub-folder."""
+    for folder, one in method_of(settings).parts(model).items():
+        if not folder:
+            draft.commit_tree(partial(_save, one, card))
+            continue
+        part = Draft.open(draft.place / folder, "model", {**draft.made_from, "part": folder})
+        if not part.done:
+            part.commit_tree(partial(_save, one, card))
+            part.finish(0, objective=getattr(settings, settings.chosen_by), best_step=best_step)
+
+
+def _rates(settings: LoopSettings, result: dict[str, Any]) -> dict[str, float]:
+    """What the steps took, for the summary."""
+    seconds = max(result["seconds"], 1e-9)
+    return {
+        "queries_per_second": round(result["steps"] * settings.batch_size / seconds, 1),
+        "input_wait": round(result["input_wait"], 2),
+        "tokens_per_second": round(result["tokens"] / seconds, 1),
+        "memory": result["memory"],
+    }
 
 
 def _save(model: Any, card: str, folder: Path) -> None:
