@@ -112,11 +112,11 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
 
 
 def require_room(source: PreTrainedTokenizerBase, name: str, length: int, folder: str | Path, pair: bool = False) -> None:
-    """InputError if `length` has no token for a text, or for each text of a pair, beside the special ones: `tokenizers` would not cut."""
+    """InputError if `length` has no token for a text, or for each text of a pair, next to the special ones: `tokenizers` would not cut."""
     special = source.backend_tokenizer.num_special_tokens_to_add(pair)
     least = (2 if pair else 1) + special
     if length < least:
-        raise InputError(f"{name} {length} leaves no room beside {special} special tokens", folder, f"make it at least {least}")
+        raise InputError(f"{name} {length} leaves no room next to {special} special tokens", folder, f"make it at least {least}")
 
 
 def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:

@@ -70,7 +70,7 @@ def load_encoder(inner: Path, dropout: float | None) -> PreTrainedModel:
 def load_scorer(inner: Path, dropout: float | None) -> PreTrainedModel:
     """A model with one score a pair: a cross-encoder as it is, an encoder with a new head drawn from torch's random state.
 
-    Its score is computed in float32 whatever autocast says, and so are, beside fp16, layers whose values leave its range. InputError where weights are missing, or the head gives several labels.
+    Its score is computed in float32 whatever autocast says, and so are, where the others are in fp16, layers whose values leave its range. InputError where weights are missing, or the head gives several labels.
     """
     config = _config(inner, dropout)
     trained = is_reranker(inner)

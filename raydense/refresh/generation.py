@@ -35,7 +35,7 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import duration, say
 from raydense.runtime.session import joins_cluster
 from raydense.storage import Artifact, Draft, Place, fingerprint_of, read_manifest, releases_outputs
-from raydense.training.capacity import actors_beside
+from raydense.training.capacity import refresh_actors
 from raydense.training.generations import Generations
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import load_model, method_of
@@ -98,9 +98,9 @@ def _say_made(summary: dict[str, Any], number: int, step: int, seconds: float) -
 
 
 def _spread(settings: TrainSettings, concurrent: bool) -> dict[str, Any]:
-    """The actors of a generation: of the kind of the workers and, while these train, beside them."""
+    """The actors of a generation: of the kind of the workers and, while these train, as many as find a place next to them."""
     spread: dict[str, Any] = {"background": concurrent, "gpus_per_actor": settings.gpus_per_worker, "accelerator": settings.accelerator}
-    most = actors_beside(settings) if concurrent else 0
+    most = refresh_actors(settings) if concurrent else 0
     return spread | ({"concurrency": (1, most)} if most else {})
 
 

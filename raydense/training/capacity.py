@@ -30,7 +30,7 @@ def require_capacity(settings: LoopSettings) -> bool:
     return gpu
 
 
-def actors_beside(settings: LoopSettings) -> int:
+def refresh_actors(settings: LoopSettings) -> int:
     """How many actors may find new negatives while the workers train, so that workers that start again find their place.
 
     0 means as many as there is work for: on a cluster that adds nodes, and on the CPUs of one machine, where there is one.

@@ -88,7 +88,7 @@ def read_dev_sets(settings: Any, store: PassageStore, made: dict[str, MakeDevSet
 
 
 def _refuse_another(of_run: Ints, judged: Ints, dev: DevSettings) -> None:
-    """InputError where the run has none of the dev queries; where it lacks some, it is said."""
+    """InputError where the run has none of the dev queries; where it lacks some, that is logged."""
     asked = np.unique(judged)
     lacking = int((~np.isin(asked, of_run)).sum())
     if lacking == len(asked):

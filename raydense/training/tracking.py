@@ -28,7 +28,7 @@ _MOST = 10_000  # lines
 def tracking(settings: LoopSettings) -> Iterator[Send]:
     """A function that sends a line of the history. The tracker's run ends with the block, as failed if the block raises.
 
-    A fault of the tracker later than its start is said once, and its lines are sent later: the history on disk is the record.
+    A fault of the tracker later than its start is logged once, and its lines are sent later: the history on disk is the record.
     InputError if the tracker is not installed, or cannot begin a run.
     """
     if settings.track == "none":
@@ -112,7 +112,7 @@ def _wandb(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
 
 
 def _end_with(stack: ExitStack, run: Any, name: str) -> None:
-    """End the tracker's run with `stack`, as failed where that ends by an error; a fault of it is said."""
+    """End the tracker's run with `stack`, as failed where that ends by an error; a fault of it is logged."""
 
     def end(*error: Any) -> None:
         try:

@@ -37,7 +37,7 @@ from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.settings import IndexSettings
 from raydense.runtime.ray_internals import actors_of
 from raydense.storage import Artifact, Place, fingerprint_of
-from raydense.training.capacity import actors_beside
+from raydense.training.capacity import refresh_actors
 from raydense.training.fit import fit
 from raydense.training.generations import Generations
 from raydense.training.history import Line, read_history
@@ -170,11 +170,11 @@ def test_actors_that_find_negatives_leave_the_workers_their_place(
 ) -> None:
     """Of a cluster's four CPUs; a worker that is lost is started again among them."""
     asked = data.settings("model", workers=2)
-    assert actors_beside(asked) == 0, "on one machine there is one actor"
+    assert refresh_actors(asked) == 0, "on one machine there is one actor"
     monkeypatch.setenv("RAY_ADDRESS", joining["RAY_ADDRESS"])
-    assert actors_beside(asked) == 1
-    assert actors_beside(asked.model_copy(update={"workers": 1})) == 2
-    assert actors_beside(asked.model_copy(update={"workers": 4})) == 1
+    assert refresh_actors(asked) == 1
+    assert refresh_actors(asked.model_copy(update={"workers": 1})) == 2
+    assert refresh_actors(asked.model_copy(update={"workers": 4})) == 1
 
 
 def test_passages_that_kept_their_rank_stay_what_they_are(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

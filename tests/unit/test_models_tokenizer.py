@@ -124,13 +124,13 @@ def test_a_length_that_special_tokens_fill_is_refused_and_the_next_one_holds(spe
     folder = tiny_folder if special == 3 else roberta_like(tmp_path, tiny_folder)
     for key in ("query_length", "passage_length"):
         for length in (1, 2):
-            with pytest.raises(InputError, match=f"{key} {length} leaves no room beside 2 special tokens; make it at least 3"):
+            with pytest.raises(InputError, match=f"{key} {length} leaves no room next to 2 special tokens; make it at least 3"):
                 load_tokenizer(folder, **{key: length})
         lengths = load_tokenizer(folder, **{key: 3})
         assert (lengths.queries if key[0] == "q" else lengths.passages)(texts).lengths.max() == 3
     least = special + 2
     for length in (1, special, special + 1):
-        with pytest.raises(InputError, match=f"length {length} leaves no room beside {special} special tokens; make it at least {least}"):
+        with pytest.raises(InputError, match=f"length {length} leaves no room next to {special} special tokens; make it at least {least}"):
             load_pair_tokenizer(folder, length)
     long = "a b c d e f " * 9
     tokens = load_pair_tokenizer(folder, least).pairs([long, "a", long, ""], [long, long, "a", ""])

@@ -68,7 +68,7 @@ def test_the_workers_of_a_training_have_the_gpus_of_one_kind() -> None:
         capacity.require_capacity(settings(workers=3, accelerator="H100"))
     with pytest.raises(InputError, match="no node has a GPU that Ray names A100"):
         capacity.require_capacity(settings(accelerator="A100"))
-    assert capacity.actors_beside(settings(workers=1, accelerator="T4")) == 3
+    assert capacity.refresh_actors(settings(workers=1, accelerator="T4")) == 3
 
 
 @pytest.mark.parametrize(
