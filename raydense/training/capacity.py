@@ -72,7 +72,7 @@ def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> In
             less = "--cpus-per-worker less" if name == "CPU" else "--gpus-per-worker 0"
             fix = f"give fewer workers, or {less}" + (", or --refresh.mode sync" if concurrent else "")
             return InputError(f"{workers} workers x {amount:g} {name}{finds} is more than the {there:g} here", "workers", fix)
-    fit = sum(min(_units(node.get(name, 0.0)) // _units(amount) for name, amount in each.items()) for node in nodes)
+    fit = sum(min(_units(node.get(name, 0.0)) // max(1, _units(amount)) for name, amount in each.items()) for node in nodes)
     if fit < workers:
         claims = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
         what = f"{workers} workers, each with {claims} of one node: {fit} fit on the {len(nodes)} nodes here"
