@@ -216,7 +216,7 @@ def by_experts(rank: int, workers: int, folder: str) -> None:
     s = settings(workers, engine={"name": "ddp"}, batch_size=8)
     engine = make_engine(Experts(), s, CPU, "fp32", overlaps=False)
     losses = train(engine, range(6), rank, workers, s)
-    torch.save((losses, engine.module.state_dict()), f"{folder}/{workers}-{rank}.pt")
+    torch.save((losses, engine.module.state_dict(), list(engine.weights())), f"{folder}/{workers}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -224,12 +224,13 @@ def by_experts(rank: int, workers: int, folder: str) -> None:
 def test_workers_whose_batches_use_other_weights_learn_as_one_does(tmp_path: Path) -> None:
     for workers in (1, 2):
         run_ranks(by_experts, (workers, str(tmp_path)), workers)
-    (losses, weights), *several = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    (losses, weights, names), *several = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for found in several:
         np.testing.assert_allclose(found[0], losses, rtol=1e-5)
         for name, weight in weights.items():
             torch.testing.assert_close(found[1][name], weight, rtol=1e-5, atol=1e-6)
     assert torch.equal(weights["unused"], torch.ones(3))
+    assert [found[2] for found in several] == [names, []], "the weights to save are on worker 0 alone"
 
 
 @given(values=st.integers(0, 40), before=st.integers(1, 6), now=st.integers(1, 6), trimmed=st.booleans())

@@ -292,10 +292,11 @@ def test_batches_arrive_on_the_device_as_they_were(device: str) -> None:
 
     def part(step: int) -> Cut:
         values = torch.full((1_000, 1_000), step)
-        return Cut([{"passages": {"input_ids": values}}], [{"positive": values[0]}], tokens=0)
+        return Cut([{"passages": {"input_ids": values}}], [{"positive": values[0]}], tokens=0, places=(values[0].clone(),))
 
     for step, sent in Prefetch(lambda step: there.send([part(step)]), 3).range(0, 20):
         (arrived,) = there.receive(sent)
+        assert len(arrived.tensors()) == 3
         assert all(one.device.type == device and bool((one == step).all()) for one in arrived.tensors())
 
 

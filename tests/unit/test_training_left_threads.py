@@ -1,4 +1,4 @@
-"""Workers of a training that outlive its end: nobody else writes its output until they have ended."""
+"""Threads of a training that outlive its end: nobody else writes its output until they have ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from raydense.errors import LostOutput
 from raydense.storage import Draft, Place, releases_outputs
 from raydense.storage.local_place import FileLock
-from raydense.training.left_threads import wait_for_left
+from raydense.training.left_threads import leave, wait_for_left
 from raydense.training.workers import Workers, leave_working
 
 
@@ -57,3 +57,24 @@ def test_an_interrupted_training_is_not_taken_over_while_its_workers_write(tmp_p
     draft = Draft.open(tmp_path / "x", "model", {})
     opened.set()
     assert draft.finish(0).rows == 0
+
+
+def test_an_interrupted_wait_is_made_again(tmp_path: Path) -> None:
+    class Left(threading.Thread):
+        interrupts = 1
+
+        def join(self, timeout: float | None = None) -> None:
+            if self.interrupts:
+                self.interrupts = 0
+                raise KeyboardInterrupt
+            over.set()
+            super().join(timeout)
+
+    over = threading.Event()
+    left = Left(target=over.wait, args=(60,))
+    left.start()
+    leave(Place.of(tmp_path), left)
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_left(Place.of(tmp_path))
+    wait_for_left(Place.of(tmp_path))
+    assert not left.is_alive()
