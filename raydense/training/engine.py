@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raydense.models.cpu_layers import use_cpu_layers
-from raydense.models.sharded import full_count, full_shape, is_sharded, offloading
+from raydense.models.sharded import OnAllWorkers, full_count, full_shape, is_sharded, offloading
 from raydense.runtime.verbosity import limit_logs
 from raydense.training.lamb import Lamb
 from raydense.training.loop_settings import LoopSettings
@@ -234,6 +234,10 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         deepspeed = import_deepspeed(device)
+        if single := [name for name, weight in model.named_parameters() if not weight.dim()]:
+            raise OnAllWorkers(
+                "has no dimension, and DeepSpeed takes none such", single[0], "give it the shape [1], or set engine.name to ddp"
+            )
         self._mixed = None if precision == "fp32" or casts(settings, device) else DTYPES[precision]
         self.precision: Precision = "fp32" if self._mixed else precision
         self.casts = self.precision != "fp32"

@@ -50,33 +50,54 @@ def _cached(engine: Engine, method: Method, part: Cut, rest: Batch, seeds: list[
 
     Run all pieces without a graph; compute the gradient of the loss with respect to each output; run the pieces again, each with its
     graph, and backpropagate these gradients. A piece's seed makes dropout the same in both runs. The loss sees the outputs in the order
-    of the batch. Texts that need no gradient are not run again, on no worker.
+    of the batch. Texts that need no gradient are not run again, on no worker. Of weights that the loss itself reads, as a learned temperature,
+    each piece adds its share of the gradient by the engine, too, which scales and averages.
     """
     done = method_of(method.settings).without_gradient(method.settings)
     outputs = _outputs_of_all(engine, part, seeds)
     loss, metrics = loss_of(method, _in_order(outputs, part), rest)
-    loss.backward()
     pieces = len(part.texts)
-    gradients = [[o.grad[rows_of(len(o), i, pieces)] if o.grad is not None else o[:0] for i in range(pieces)] for o in outputs]
+    weights = [weight for weight in engine.module.parameters() if weight.requires_grad]
+    found = torch.autograd.grad(loss, [*outputs, *weights], allow_unused=True)
+    gradients = [
+        [o[:0] if g is None else g[rows_of(len(o), i, pieces)] for i in range(pieces)] for o, g in zip(outputs, found, strict=False)
+    ]
+    of_loss = [(weight, g / pieces) for weight, g in zip(weights, found[len(outputs) :], strict=True) if g is not None]
     for i, piece in enumerate(part.texts):
         torch.manual_seed(seeds[i])
         again = run(engine, {name: one for name, one in piece.items() if name not in done})
         pulled = [(o[: len(g[i])] * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
+        pulled += [(weight * g).sum().float() for weight, g in of_loss]
         engine.backward(torch.stack(pulled).sum())
     return {"loss": loss.detach(), **metrics}
 
 
 def loss_of(method: Method, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-    """The loss of a method and its metrics; InputError if `loss` returns anything but a scalar and a dict, as a method in development may."""
+    """The loss of a method and its metrics, float32 without a gradient; InputError if `loss` returns anything but a scalar and a dict of
+    scalars or numbers, as a method in development may."""
     match found := method.loss(outputs, batch):
         case (Tensor(ndim=0) as loss, dict() as metrics):
-            return loss, metrics
+            return loss, {name: _metric(method, name, value, loss.device) for name, value in metrics.items()}
         case (Tensor() as loss, dict()):
             returned = f"a loss of shape {list(loss.shape)}"
         case _:
             returned = f"a {type(found).__name__}"
-    where = f"{type(method).__module__}.{type(method).__qualname__}.loss"
-    raise OnAllWorkers(f"returns {returned}", where, "return the mean over the queries, a scalar, and a dict of metrics: `return loss, {}`")
+    fix = "return the mean over the queries, a scalar, and a dict of metrics: `return loss, {}`"
+    raise OnAllWorkers(f"returns {returned}", _name_of_loss(method), fix)
+
+
+def _metric(method: Method, name: str, value: object, device: torch.device) -> Tensor:
+    match value:
+        case Tensor(ndim=0):
+            return value.detach()
+        case int() | float():
+            return torch.tensor(float(value), device=device)
+    returned = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise OnAllWorkers(f"returns the metric {name!r}, {returned}", _name_of_loss(method), "give a scalar: its mean over the queries")
+
+
+def _name_of_loss(method: Method) -> str:
+    return f"{type(method).__module__}.{type(method).__qualname__}.loss"
 
 
 def run(engine: Engine, texts: Inputs) -> Outputs:

@@ -25,12 +25,14 @@ from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
 from raydense.storage import Draft
 from raydense.training.activation_checkpointing import checkpoint_activations
 from raydense.training.batches import Sampler
-from raydense.training.engine import make_engine
+from raydense.training.engine import TorchEngine, make_engine
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.memory import MemoryEstimate
-from raydense.training.method import load_model, method_of
+from raydense.training.method import Batch, Metrics, Outputs, load_model, method_of
+from raydense.training.methods.retriever import Retriever, compared
 from raydense.training.piece_count import pieces_of
 from raydense.training.pieces import _EACH_COSTS, by_length, cut_up, piece_of
+from raydense.training.precision import Precision
 from raydense.training.prefetch import Prefetch
 from raydense.training.settings import PretrainSettings, TrainSettings
 from raydense.training.start_model import load_start
@@ -56,6 +58,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "multi-positive, own list": {"objective": "multi-positive", "temperature": 0.05, "positives": 2, "in_batch": False},
     "joint, own list": {"objective": "joint", "temperature": 0.05},
 }
+
+
+class LearnedTemperature(Retriever):
+    """InfoNCE whose temperature is a weight, exp(-log_scale)."""
+
+    def loss(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+        queries, passages = self.vectors(outputs)
+        scores = compared(queries, passages) * self.model.log_scale.exp()
+        return torch.nn.functional.cross_entropy(scores, batch["positive"]), {}
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +159,26 @@ def test_pieces_give_the_gradients_of_the_whole(data: TrainingData, steep: None,
     for changes in ({"micro_batch": 3}, {"micro_batch": 1}, {"micro_batch": 2, "activation_checkpointing": True}):
         assert pieces_of(settings(data, method, **changes)) > 1
         assert_same(one_step(settings(data, method, clip=0.0, **changes)), whole, start_of(data, method), str(changes))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_weight_that_the_loss_reads_has_the_gradient_of_the_whole(data: TrainingData, precision: Precision) -> None:
+    """As a learned temperature: it is scaled and averaged over the parts of a step as those of the model are."""
+    found = []
+    for micro_batch in (0, 2):
+        asked = settings(data, "retriever", clip=0.0, micro_batch=micro_batch)
+        examples, texts = Retriever.read(asked, PassageStore(asked.corpus))
+        model = load_start(asked, asked.model, CPU)
+        model.log_scale = torch.nn.Parameter(torch.tensor([3.0]))
+        method, pieces = LearnedTemperature(asked, model, texts, 0, 1), pieces_of(asked)
+        engine = TorchEngine(model, asked, CPU, precision, pieces)
+        for part in Sampler(examples, asked).step(0):
+            forward_and_backward(engine, method, method.prepare(part), pieces, list(range(pieces)))
+        engine.scaler.unscale_(engine.optimizer)
+        found.append(float(model.log_scale.grad))
+    assert pieces > 1
+    assert abs(found[0]) > 1e-3
+    assert found[1] == pytest.approx(found[0], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -288,6 +319,8 @@ def all_graphs_at_once(engine: Any, method: Any, batch: Any, pieces: int, seeds:
         (torch.tensor(1.0), "returns a Tensor;"),
         ((torch.ones(2), {}), r"returns a loss of shape \[2\];"),
         (None, "returns a NoneType;"),
+        ((torch.tensor(1.0), {"accuracy": torch.ones(2)}), r"returns the metric 'accuracy', of shape \[2\];"),
+        ((torch.tensor(1.0), {"accuracy": None}), "returns the metric 'accuracy', a NoneType;"),
     ],
 )
 def test_a_loss_that_is_no_scalar_with_metrics_is_named(returned: Any, message: str) -> None:
@@ -297,6 +330,17 @@ def test_a_loss_that_is_no_scalar_with_metrics_is_named(returned: Any, message: 
 
     with pytest.raises(InputError, match=rf"test_training_step\..*Wrong\.loss: {message}"):
         loss_of(Wrong(), (), {})  # type: ignore[arg-type]
+
+
+def test_metrics_may_be_numbers_and_keep_no_graph() -> None:
+    class Numbers:
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            loss = torch.ones((), requires_grad=True) * 2
+            return loss, {"accuracy": 0.5, "rows": 3, "loss again": loss}
+
+    _, metrics = loss_of(Numbers(), (), {})  # type: ignore[arg-type]
+    assert {name: value.item() for name, value in metrics.items()} == {"accuracy": 0.5, "rows": 3, "loss again": 2}
+    assert not metrics["loss again"].requires_grad
 
 
 def test_a_piece_has_a_row_of_every_kind() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,8 +34,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 def test_the_examples(
     data: TrainingData, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_batch: bool | None
 ) -> None:
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "margin.py").write_text("".join(code), encoding="utf-8")
+    first, _, second = code_of_the_page()
+    (tmp_path / "margin.py").write_text(first + second, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     asked = data.settings(tmp_path / "o", objective=f"margin:{name}", margin=1.0, normalize=True, in_batch=in_batch)
     store, queries = PassageStore(asked.corpus), read_table(asked.queries, "queries", ["query_id", "text"])
@@ -63,6 +64,26 @@ def test_the_examples(
     assert loss == pytest.approx(np.mean(each), rel=1e-5)
     for weight, value in gradients(4, 6)[1].items():
         torch.testing.assert_close(value, whole[weight], rtol=1e-3, atol=1e-6)
+
+
+def test_one_batch_without_a_training(data: TrainingData, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, one_batch, _ = code_of_the_page()
+    asked = data.settings(tmp_path / "o")
+    (tmp_path / "data").mkdir()
+    for name, made in {"data/corpus": asked.corpus, "data/queries": asked.queries, "ex": asked.examples, "model": tiny_folder}.items():
+        (tmp_path / name).symlink_to(made)
+    (tmp_path / "alone.py").write_text(first, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(one_batch.replace("from margin", "from alone").replace("negatives=4", "negatives=2"), found)
+    assert found["loss"].shape == ()
+    assert found["loss"].requires_grad
+    assert list(found["metrics"]) == ["accuracy"]
+
+
+def code_of_the_page() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.parametrize(("base", "shape"), [("DualEncoderMethod", (8, 3)), ("Retriever", (8, 24)), ("Reranker", (8, 3)), ("Mlm", ())])
