@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -157,6 +158,18 @@ def test_a_dense_layer_that_cannot_be_read(transformer: Transformer, tmp_path: P
     config.write_text(json.dumps({**json.loads(config.read_text()), **values}))
     with pytest.raises(InputError, match=message):
         DualEncoder.load(tmp_path)
+
+
+def test_a_layer_behind_a_model_as_the_guide_has_it(
+    tiny_folder: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/models.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "from raydense.models.modules.dense" in block)
+    (tmp_path / "model").symlink_to(tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert np.allclose(ours(tmp_path / "model-256", texts), theirs(tmp_path / "model-256", texts), atol=1e-5)
+    assert ours(tmp_path / "model-256", texts).shape == (len(texts), 256)
 
 
 def test_an_adapter_without_its_base_model_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
