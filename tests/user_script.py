@@ -13,7 +13,9 @@ import raydense as rd
 def main(folder: Path) -> None:
     data = rd.sample(rd.SampleSettings(passages=200, train_queries=40, dev_queries=8, test_queries=8, output=folder / "data"))
     corpus, queries, qrels = data.path / "corpus", data.path / "queries", data.path / "qrels"
-    beir = rd.export(rd.ExportSettings(format="beir", corpus=corpus, queries=queries, qrels=qrels / "test", output=folder / "beir"))
+    beir = rd.export(
+        rd.ExportSettings(format="beir", corpus=corpus, queries=queries, qrels=qrels / "test", output=folder / "sets" / "sample")
+    )
     hub = rd.export(rd.ExportSettings(format="huggingface", dataset=data, output=folder / "hub"))
     assert rd.import_corpus("huggingface", hub, folder / "again").rows == data.rows
     imported: rd.Artifact = rd.import_dataset(rd.ImportSettings(format="beir", input=beir, output=folder / "imported"))
@@ -36,7 +38,7 @@ def main(folder: Path) -> None:
     retriever = rd.train(
         rd.TrainSettings(
             objective="retriever", model=str(encoder.path), corpus=str(corpus), queries=str(queries), examples=str(mined.path), batch_size=8,
-            max_steps=2, output=folder / "retriever",
+            max_steps=2, dev=rd.DevSettings(qrels=qrels / "dev", every=1), output=folder / "retriever",
         )
     )  # fmt: skip
     query_vectors = rd.encode(rd.EncodeSettings(model=retriever, queries=queries, concurrency=(1, 1), output=folder / "asked-vectors"))
@@ -117,9 +119,13 @@ def main(folder: Path) -> None:
     report = rd.evaluate(
         rd.EvaluateSettings(
             run=[by_vectors, f"reranked={reranked.path}", fused], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
-            answers=rd.AnswerSettings(match="token", k=[1, 5]), output=folder / "report",
+            answers=rd.AnswerSettings(match="token", k=[1, 5]), models=[retriever], similarity=rd.SimilaritySettings(queries=4),
+            output=folder / "report",
         )
     )  # fmt: skip
+    table = rd.evaluate_suite(rd.SuiteSettings(suite=folder / "sets", kind="bm25", output=folder / "suite"))
+    assert set(table["runs"]) == {"BM25"}
+    assert rd.RefreshSettings(every=0.5, unit="epochs").mode == "sync"
     errors = rd.analyse(
         rd.AnalyseSettings(
             run=found, corpus=corpus, queries=queries, qrels=qrels / "train", index=words, k=1, sample=10, output=folder / "errors"

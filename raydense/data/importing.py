@@ -45,7 +45,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
 def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.PathLike[str], shard_rows: int = 25_000) -> Artifact:
     """Import only the passages: an artifact of kind `corpus` in the folder `output`.
 
-    `format` is one whose file in `raydense/data/formats` defines `passages`. InputError as in `import_dataset`.
+    `format` is one that has a corpus of its own; the error of another one lists them. InputError as in `import_dataset`.
     """
     if format not in formats_that("passages"):
         what = f"format {format!r} has no corpus of its own"

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _JOINED_BYTES = 2**31 - 1
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 def joined(strings: pa.ChunkedArray) -> Iterator[pa.Array]:
@@ -34,7 +34,7 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray, key: str = "01234567891234
     return hash_array(values.astype(object), hash_key=key, categorize=False)
 
 
-def places_of(hashes: NDArray[np.uint64], places: Places, wanted: pa.Array, ids: Callable[[Places], pa.Array]) -> Places:
+def places_of(hashes: NDArray[np.uint64], places: Positions, wanted: pa.Array, ids: Callable[[Positions], pa.Array]) -> Positions:
     """The place of each of the `wanted` ids, int64 [n]; -1 for one that is not there.
 
     `hashes` are those of the ids that are there, rising, `places` where each is, and `ids` returns the ids at some places.
@@ -56,7 +56,7 @@ def places_of(hashes: NDArray[np.uint64], places: Places, wanted: pa.Array, ids:
     return found
 
 
-def each_once(wanted: pa.ChunkedArray, look: Callable[[pa.Array], Places]) -> Places:
+def each_once(wanted: pa.ChunkedArray, look: Callable[[pa.Array], Positions]) -> Positions:
     """What `look` finds for each string, int64 [n]; it is asked once for each that is repeated."""
     found = [np.empty(0, np.int64)]
     for part in joined(wanted):
@@ -80,11 +80,11 @@ class IdLookup:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def positions(self, wanted: pa.Array | pa.ChunkedArray) -> Places:
+    def positions(self, wanted: pa.Array | pa.ChunkedArray) -> Positions:
         """The position of each of `wanted`, int64 [n]; -1 for an id that is not in the list."""
         wanted = wanted.combine_chunks() if isinstance(wanted, pa.ChunkedArray) else wanted
         return places_of(self._sorted, self._order, wanted, lambda places: self.ids.take(pa.array(places)))
 
-    def positions_of_rows(self, wanted: pa.ChunkedArray) -> Places:
+    def positions_of_rows(self, wanted: pa.ChunkedArray) -> Positions:
         """As `positions`, for the ids of rows: each distinct id is looked up once."""
         return each_once(wanted, self.positions)

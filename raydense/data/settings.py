@@ -127,7 +127,7 @@ class ImportSettings(Settings):
         return by_name(self.format)
 
     def is_path(self, key: str, value: str) -> bool:
-        """As for every stage."""
+        """As for every stage; the id of a data set of a library is none."""
         return super().is_path(key, value) and not (self.by_name and key == "input")
 
     def forecast(self, known: Known) -> Forecast:

@@ -20,7 +20,7 @@ from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import MeasuredQueries, MeasuredRun, Places
 from raydense.evaluation.settings import EvaluateSettings, SimilaritySettings
-from raydense.evaluation.significance import compare_all, flips_for
+from raydense.evaluation.significance import BY_NORMAL, compare_all, flips_for
 from raydense.evaluation.similarity import similarities
 from raydense.evaluation.truncation import cut_deeper_than, most_held
 from raydense.runtime.progress import Progress, say
@@ -147,7 +147,7 @@ def significance_of(runs: list[MeasuredRun]) -> dict[str, Any]:
     comparisons = sum(map(len, found.values()))
     return {
         "compared_with": runs[0].name,
-        "tests": f"paired, two-sided: Student's t-test; randomisation test with {flips_for(comparisons):,} sign flips",
+        "tests": f"paired, two-sided: Student's t-test; randomisation test with {flips_for(comparisons):,} sign flips, {BY_NORMAL}",
         "correction": f"Corrected p (p_holm): that of the randomisation test, corrected by Holm for {comparisons} comparisons",
         "runs": found,
     }

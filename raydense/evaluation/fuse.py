@@ -106,13 +106,11 @@ def _say_lacking(names: list[str], places: list[Places], queries: int) -> None:
 
 
 def _say_order(names: list[str], places: list[Places]) -> None:
-    """Say of which large runs the queries stand in another order than the fused ones: their files are read again for each block."""
+    """Say of which large runs the queries stand in another order than in the first one: parts of their files are read again for each block."""
     blocks = sum(1 for _ in _blocks(places))
     for name, each in zip(names, places, strict=True):
-        if blocks > 1 and (np.diff(each.first[each.count > 0]) < 0).any():
-            say(
-                f"fuse: {name} has its queries in another order than {names[0]}, and is read again for each of {blocks:,} blocks of queries"
-            )
+        if blocks > 1 and (np.diff(each.first[(each.count > 0) & (places[0].count > 0)]) < 0).any():
+            say(f"fuse: {name} has its queries in another order than {names[0]}, and takes longer to read in {blocks:,} blocks of queries")
 
 
 def _about(places: Places) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from raydense.ranges import ranges
 Values = NDArray[np.float64]
 _HIGHEST_GRADE = 4  # of gdeval
 _LARGEST_GRADE = 100_000  # of trec_eval, which counts the passages of each grade up to the highest
+_NO_MEAN = "Accuracy"  # it has no value for a query whose hits are all relevant
 _DEEPEST = 1_000_000  # hits of a query that a metric looks at
 _MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
@@ -60,7 +61,7 @@ def _parse_metric(name: str, key: str) -> ir_measures.Measure:
         )
     except NameError:
         word = name.partition("@")[0].partition("(")[0]
-        known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii()}
+        known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii() and m.NAME != _NO_MEAN}
         fix = did_you_mean(word.lower(), known)
         near = next((n for lower, n in known.items() if repr(lower) in fix), None)
         fix = f"did you mean {near + name[len(word) :]!r}?" if near else f"known: {', '.join(sorted(set(known.values())))}"
@@ -75,7 +76,7 @@ def _refuse_out_of_range(measure: ir_measures.Measure, name: str, key: str) -> N
         value = measure.params.get(parameter, 1)
         if type(value) is not int or not 1 <= value <= most:
             raise InputError(f"{name!r} has a {parameter} of {value}", key, f"give one from 1 to {most:,}")
-    if measure.NAME == "Accuracy":
+    if measure.NAME == _NO_MEAN:
         raise InputError(f"{name!r} has no value for a query whose hits are all relevant", key, "choose another metric")
 
 

@@ -15,6 +15,7 @@ _FLIPS_EACH = 200  # for each of many comparisons, so that the smallest p is 0.0
 _SEED = 20_070_611
 _BLOCK = 1 << 22
 _MOST_SIZES = 5_000  # of gaps that are flipped, in seconds; the sum of more is as good as normal
+BY_NORMAL = f"where more than {_MOST_SIZES:,} differences are of different size, by the normal distribution"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def compare(values: NDArray[np.float64], first: NDArray[np.float64], flips: int 
     """Compare the per-query values of a run with the first run's, both float64 [queries], in the same order; a query with NaN is left out.
 
     Two-sided, paired: Student's t-test, and Fisher's randomisation test of the mean difference (Smucker, Allan and Carterette
-    2007) with `flips` random sign flips from a fixed seed. Where no query differs both p-values are 1.
+    2007) with `flips` random sign flips from a fixed seed, as `sign_flip` counts them. Where no query differs both p-values are 1.
     """
     there = ~np.isnan(values - first)
     values, first = values[there], first[there]

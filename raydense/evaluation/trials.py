@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raydense.evaluation.report import significance_mark
-from raydense.evaluation.significance import compare_all, flips_for
+from raydense.evaluation.significance import BY_NORMAL, compare_all, flips_for
 from raydense.evaluation.table import metrics_of, piped
 from raydense.storage import Artifact
 
 Reports = Mapping[str, Mapping[str, Artifact]]
 
 _TESTS = (
-    "Against the first variant: paired, two-sided randomisation test over queries ({} sign flips), the values of a query"
+    "Against the first variant: paired, two-sided randomisation test over queries ({} sign flips," + f" {BY_NORMAL}), the values of a query"
     " averaged over the seeds that both have, and corrected by Holm for all variants and metrics of a run. It shows whether these"
     " models differ on queries like these; the spread shows how much another seed would change them."
 )

@@ -56,6 +56,8 @@ def rerank(settings: RerankSettings) -> Artifact:
     draft = Draft.open(settings.output, "run", made_from)
     if draft.done:
         return draft.done
+    if any("kept" not in file.note for file in draft.committed().values()):
+        raise InputError("was begun by version 0.1, which left out the passages below depth", settings.output, "delete it")
     PassageStore(settings.corpus).refuse_rows_of_another(Artifact.open(settings.run, "run"))
     refuse_fp16_on_cpus(settings)
     loss = loss_of(settings.model)

@@ -28,8 +28,8 @@ class HeldAnswers:
         self._looked_at = 0
         self._lookup, self._answers = IdLookup(answered["query_id"].combine_chunks()), answered["answers"].combine_chunks()
 
-    def first_of_each(self, ids: pa.Array, query: Rows, row: Rows, key: NDArray[np.generic], count: int) -> tuple[Rows, int]:
-        """As `first_of_each` of those passages that hold no answer of `ids[query]`; and how many that do were found.
+    def first_without_answers(self, ids: pa.Array, query: Rows, row: Rows, key: NDArray[np.generic], count: int) -> tuple[Rows, int]:
+        """As `negatives.first_of_each` of those passages that hold no answer of `ids[query]`; and how many that do were found.
 
         A text takes long to look through, so no more of them are than a query needs for its `count`.
         """

@@ -28,7 +28,7 @@ def listed(counts: dict[str, int]) -> str:
 
 
 def say_answers(stage: str, summary: dict[str, Any]) -> None:
-    """Say in how many passages answers were looked for, and how many that are regular expressions were not."""
+    """Say in how many passages answers were looked for, and how many answers are expressions that are invalid or took too long."""
     if answers := summary.get("answers"):
         say(f"{stage}: looked for answers in {answers['looked at']:,} passages, until each query had its negatives")
         if answers.get("invalid"):

@@ -77,6 +77,6 @@ class HybridMiner(Miner):
         known |= among(negatives.query, text[negatives.row], positives.query, text[positives.row])
         free = negatives.at(~known & ~repeats(negatives.query, text[negatives.row]))
         drawn = draw(self.settings.seed, hash_strings(ids)[free.query], free.row, _DENOISED)
-        chosen, held = self.first_of_each(ids, free.query, free.row, drawn, self.denoised)
+        chosen, held = self.first_without_answers(ids, free.query, free.row, drawn, self.denoised)
         counts["hybrid"] = {"negatives of the labels with an answer": held} if self.answers else {}
         return free.at(chosen)

@@ -149,7 +149,7 @@ class _Labeller:
         order = draw(self.settings.seed, hash_strings(ids)[negatives.query], negatives.row, _STREAM)
         if self.answers is None:
             return first_of_each(negatives.query, order, self.settings.negatives)
-        chosen, held = self.answers.first_of_each(ids, negatives.query, negatives.row, order, self.settings.negatives)
+        chosen, held = self.answers.first_without_answers(ids, negatives.query, negatives.row, order, self.settings.negatives)
         counts["answers"] = self.answers.counts()
         counts["candidates"]["confident negatives"] -= held
         counts["candidates"]["negatives that hold an answer"] = held

@@ -118,7 +118,7 @@ class Miner:
         free = ~self.judged.like_positive(ids, query, text) & ~repeats(query, text)
         free &= ~among(query, text, chosen.query, self.store.text_hash[chosen.row])
         query, row = query[free], row[free]
-        first, _ = self.first_of_each(ids, query, row, np.arange(len(query)), self.settings.random)
+        first, _ = self.first_without_answers(ids, query, row, np.arange(len(query)), self.settings.random)
         return Listed.of(query[first], row[first], np.full(len(first), np.nan, dtype=np.float32), "random")
 
     def gold(self, wanted: Rows) -> Listed:
@@ -130,12 +130,12 @@ class Miner:
         """The positions of `count` chosen candidates of each query, by query; counts those that hold an answer."""
         top = self.settings.pick == "top"
         key = found.rank if top else draw(self.settings.seed, hash_strings(ids)[found.query], found.row)
-        chosen, held = self.first_of_each(ids, found.query, found.row, key, count)
+        chosen, held = self.first_without_answers(ids, found.query, found.row, key, count)
         counts |= {"answered": held} if self.answers else {}
         return chosen
 
-    def first_of_each(self, ids: pa.Array, query: Rows, row: Rows, key: NDArray[np.generic], count: int) -> tuple[Rows, int]:
-        """As `first_of_each`, with `without_answers` of those that hold none; and how many that do were found."""
+    def first_without_answers(self, ids: pa.Array, query: Rows, row: Rows, key: NDArray[np.generic], count: int) -> tuple[Rows, int]:
+        """As `negatives.first_of_each`, with `without_answers` of those that hold none; and how many that do were found."""
         if self.answers:
-            return self.answers.first_of_each(ids, query, row, key, count)
+            return self.answers.first_without_answers(ids, query, row, key, count)
         return first_of_each(query, key, count), 0

@@ -165,6 +165,7 @@ def _search(
 
     chosen = {}
     if faiss.try_extract_index_ivf(shard.index) is not None:
+        faiss.omp_set_num_threads(settings.threads)  # filling may have left one
         held = covered(shard.index, queries, answers, lambda rows: indexed[rows])
         chosen["nprobe"] = least_nprobe(recall, held, settings.recall)
         set_search_params(shard.index, f"nprobe={chosen['nprobe']}")

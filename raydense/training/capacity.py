@@ -41,8 +41,10 @@ def refresh_actors(settings: LoopSettings) -> int:
     if autoscales() if joins_cluster() else not gpu:
         return 0
     there = sum(node["Resources"].get("GPU" if gpu else "CPU", 0) for node in nodes_of(settings.accelerator, ray.nodes()))
-    left = there - settings.workers if gpu else 1 + there - settings.workers * settings.cpus_per_worker - _REFRESH_CPUS
-    return max(1, int(left))
+    if gpu:
+        return max(1, int(there) - settings.workers)
+    left = _units(1 + there - _REFRESH_CPUS) - settings.workers * _units(settings.cpus_per_worker)
+    return max(1, left // _units(1))
 
 
 def _on_gpus(settings: LoopSettings) -> bool:

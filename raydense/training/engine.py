@@ -135,6 +135,7 @@ class Engine(ABC):
     module: nn.Module
     device: torch.device
     casts = False  # whether the weights are in the precision of the training, with float32 ones in the optimizer
+    trains_weights_of_loss = True  # whether weights that only the loss reads, not the model's forward, are trained
 
     @abstractmethod
     def forward(self, **batch: Any) -> Any:
@@ -231,6 +232,8 @@ class TorchEngine(Engine):
 
 class DeepSpeedEngine(Engine):
     """DeepSpeed, with the optimiser's state (ZeRO 1), gradients (2) and weights (3) shared out over the workers."""
+
+    trains_weights_of_loss = False  # 0.19.8 loses gradients of theirs: all with ZeRO 1 in half precision, one of two with ZeRO 3 in pieces
 
     def __init__(self, model: nn.Module, settings: LoopSettings, device: torch.device, precision: Precision, pieces: int = 1) -> None:
         deepspeed = import_deepspeed(device)

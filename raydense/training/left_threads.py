@@ -24,7 +24,7 @@ def wait_for_left(output: Place) -> None:
     left = [thread for thread in _LEFT.pop(output.located, []) if thread.is_alive()]
     if not left:
         return
-    say("train: the interrupted run ends after the step and the phase of the refresh that are at work; waits for it")
+    say("train: the interrupted run ends after the step, and the phase of a refresh, that is at work; waits for it")
     try:
         for thread in left:
             while thread.is_alive():

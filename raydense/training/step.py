@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raydense.models.sharded import OnAllWorkers
 from raydense.training.engine import Engine
@@ -32,7 +34,7 @@ def run_cut(engine: Engine, method: Method, part: Cut, seeds: list[int]) -> Metr
 def _at_once(engine: Engine, method: Method, texts: Inputs, rest: Batch, share: float, seed: int) -> Metrics:
     """The gradient of `share` of the loss."""
     torch.manual_seed(seed)
-    loss, metrics = loss_of(method, run(engine, texts), rest)
+    loss, metrics = _loss(engine, method, run(engine, texts), rest)
     engine.backward(loss * share if share != 1 else loss)
     return {"loss": loss.detach(), **metrics}
 
@@ -40,7 +42,7 @@ def _at_once(engine: Engine, method: Method, texts: Inputs, rest: Batch, share: 
 def _together(engine: Engine, method: Method, part: Cut, rest: Batch, seeds: list[int]) -> Metrics:
     """Pieces of about one length with all their graphs at once, and one backward: the same gradient as of one piece, with less padding."""
     torch.manual_seed(seeds[0])
-    loss, metrics = loss_of(method, _in_order(_joined(engine, part), part), rest)
+    loss, metrics = _loss(engine, method, _in_order(_joined(engine, part), part), rest)
     engine.backward(loss)
     return {"loss": loss.detach(), **metrics}
 
@@ -55,7 +57,7 @@ def _cached(engine: Engine, method: Method, part: Cut, rest: Batch, seeds: list[
     """
     done = method_of(method.settings).without_gradient(method.settings)
     outputs = _outputs_of_all(engine, part, seeds)
-    loss, metrics = loss_of(method, _in_order(outputs, part), rest)
+    loss, metrics = _loss(engine, method, _in_order(outputs, part), rest)
     pieces = len(part.texts)
     weights = [weight for weight in engine.module.parameters() if weight.requires_grad]
     found = torch.autograd.grad(loss, [*outputs, *weights], allow_unused=True)
@@ -67,9 +69,31 @@ def _cached(engine: Engine, method: Method, part: Cut, rest: Batch, seeds: list[
         torch.manual_seed(seeds[i])
         again = run(engine, {name: one for name, one in piece.items() if name not in done})
         pulled = [(o[: len(g[i])] * g[i]).sum() for o, g in zip(again, gradients, strict=True) if o is not None and o.requires_grad]
-        pulled += [(weight * g).sum().float() for weight, g in of_loss]
+        pulled += [(weight.float() * g.float()).sum() for weight, g in of_loss]
         engine.backward(torch.stack(pulled).sum())
     return {"loss": loss.detach(), **metrics}
+
+
+def _loss(engine: Engine, method: Method, outputs: Outputs, rest: Batch) -> tuple[Tensor, Metrics]:
+    """As `loss_of`; InputError if the loss itself reads weights, and the engine would not train them."""
+    of_model = {output.grad_fn for output in outputs if isinstance(output, Tensor)}
+    loss, metrics = loss_of(method, outputs, rest)
+    if not engine.trains_weights_of_loss and _reads_weights(loss, of_model):
+        raise OnAllWorkers("reads weights itself, which DeepSpeed does not train", _name_of_loss(method), "set engine.name to ddp")
+    return loss, metrics
+
+
+def _reads_weights(loss: Tensor, of_model: set[Any]) -> bool:
+    """Whether the graph of a loss reaches a weight other than through the nodes `of_model`."""
+    seen, left = of_model, [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+            if isinstance(getattr(node, "variable", None), nn.Parameter):
+                return True
+    return False
 
 
 def loss_of(method: Method, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -89,7 +113,7 @@ def loss_of(method: Method, outputs: Outputs, batch: Batch) -> tuple[Tensor, Met
 def _metric(method: Method, name: str, value: object, device: torch.device) -> Tensor:
     match value:
         case Tensor(ndim=0):
-            return value.detach()
+            return value.detach().to(device, torch.float32)
         case int() | float():
             return torch.tensor(float(value), device=device)
     returned = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def ray_cluster() -> Iterator[None]:
     yield
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] in STAYING:
-            ray.kill(ray.get_actor(**actor))
+            with suppress(ValueError):  # it ended by itself
+                ray.kill(ray.get_actor(**actor))
 
 
 @pytest.fixture

@@ -181,6 +181,26 @@ def test_a_weight_that_the_loss_reads_has_the_gradient_of_the_whole(data: Traini
     assert found[1] == pytest.approx(found[0], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
+class NotThose(TorchEngine):
+    trains_weights_of_loss = False
+
+
+@pytest.mark.parametrize("micro_batch", [0, 2])
+def test_a_weight_that_the_loss_reads_is_refused_where_it_would_not_be_trained(data: TrainingData, micro_batch: int) -> None:
+    """As by DeepSpeed; a loss of outputs alone is not."""
+    asked = settings(data, "retriever", micro_batch=micro_batch)
+    examples, texts = Retriever.read(asked, PassageStore(asked.corpus))
+    model, pieces = load_start(asked, asked.model, CPU), pieces_of(asked)
+    model.log_scale = torch.nn.Parameter(torch.tensor([3.0]))
+    engine = NotThose(model, asked, CPU, "fp32", pieces)
+    part = Sampler(examples, asked).step(0)[0]
+    plain = Retriever(asked, model, texts, 0, 1)
+    assert forward_and_backward(engine, plain, plain.prepare(part), pieces, [0] * pieces)["loss"] > 0
+    learned = LearnedTemperature(asked, model, texts, 0, 1)
+    with pytest.raises(InputError, match=r"LearnedTemperature\.loss: reads weights itself, .*; set engine.name to ddp"):
+        forward_and_backward(engine, learned, learned.prepare(part), pieces, [0] * pieces)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_at_once_reads_texts_of_one_length_together(
     data: TrainingData, steep: None, method: str, monkeypatch: pytest.MonkeyPatch
@@ -336,10 +356,11 @@ def test_metrics_may_be_numbers_and_keep_no_graph() -> None:
     class Numbers:
         def loss(self, outputs: Any, batch: Any) -> Any:
             loss = torch.ones((), requires_grad=True) * 2
-            return loss, {"accuracy": 0.5, "rows": 3, "loss again": loss}
+            return loss, {"accuracy": 0.5, "rows": 3, "right": torch.tensor(1), "loss again": loss}
 
     _, metrics = loss_of(Numbers(), (), {})  # type: ignore[arg-type]
-    assert {name: value.item() for name, value in metrics.items()} == {"accuracy": 0.5, "rows": 3, "loss again": 2}
+    assert {name: value.item() for name, value in metrics.items()} == {"accuracy": 0.5, "rows": 3, "right": 1, "loss again": 2}
+    assert {value.dtype for value in metrics.values()} == {torch.float32}
     assert not metrics["loss again"].requires_grad
 
 

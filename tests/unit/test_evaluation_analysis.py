@@ -86,14 +86,20 @@ def test_both_orders_are_cut_at_each_depth(world: dict[str, Any]) -> None:
 
 
 def test_a_seed_whose_report_has_no_metric_of_a_run_has_none(tmp_path: Path) -> None:
-    """As reports of earlier versions, of a re-ranked run that each metric looks deeper than."""
-    table = pa.table({"run": ["again", "dense"], "query_id": ["q", "q"], "R@30": pa.array([None, 1.0], pa.float64())})
-    draft = Draft.open(tmp_path / "report", "report", {"stage": "test"})
-    draft.commit("per_query.parquet", lambda path: pq.write_table(table, path), 2)
-    result = {"runs": {"again": {"metrics": {}}, "dense": {"metrics": {"R@30": 1.0}}}}
-    runs = summarise({"one": {"1": draft.finish(1, result=result)}})["runs"]
-    assert runs["again"]["one"] == {"seeds": ["1"], "metrics": {}}
-    assert runs["dense"]["one"]["metrics"]["R@30"]["mean"] == 1.0
+    """As reports of earlier versions, of a re-ranked run that each metric looks deeper than; the other runs are compared."""
+    made = {}
+    for variant, value in (("one", 0.0), ("two", 1.0)):
+        columns = {"run": ["again"] * 9 + ["dense"] * 9, "query_id": [f"q{i}" for i in range(9)] * 2, "R@30": [None] * 9 + [value] * 9}
+        table = pa.table({**columns, "R@30": pa.array(columns["R@30"], pa.float64())})
+        draft = Draft.open(tmp_path / variant, "report", {"stage": "test"})
+        draft.commit("per_query.parquet", lambda path, table=table: pq.write_table(table, path), 18)
+        made[variant] = {"1": draft.finish(1, result={"runs": {"again": {"metrics": {}}, "dense": {"metrics": {"R@30": value}}}})}
+    runs = summarise(made)["runs"]
+    assert runs["again"] == {
+        "one": {"seeds": ["1"], "metrics": {}}, "two": {"seeds": ["1"], "metrics": {}, "significance": {}},
+    }  # fmt: skip
+    assert runs["dense"]["one"]["metrics"]["R@30"]["mean"] == 0.0
+    assert runs["dense"]["two"]["significance"]["R@30"]["p_randomisation"] < 0.05
 
 
 def test_without_its_candidates_a_run_has_no_depths(world: dict[str, Any]) -> None:

@@ -449,7 +449,7 @@ def test_mean_spread_and_significance_over_seeds(tmp_path):
         stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=9_999, random_state=1).pvalue, abs=0.01
     )
     assert summary["runs"]["bm25"]["better"]["significance"]["RR@10"]["p_randomisation"] == 1
-    assert "(10,000 sign flips)" in summary["tests"]
+    assert "(10,000 sign flips, " in summary["tests"]
     table = text_table(summary, {"bm25"})
     assert f"better    3      {measured['mean']:.4f} ± {measured['spread']:.4f} ▲▲" in table
     assert table.count("(all)") == 1
