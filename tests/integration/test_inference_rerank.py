@@ -16,7 +16,7 @@ from raydense.inference.rerank import ordered, rerank
 from raydense.inference.settings import RerankSettings
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.recipes.stage import VERBS
-from raydense.storage import Draft
+from raydense.storage import Draft, provenance
 from tests.inference_world import file_bytes, make_corpus, make_queries, make_reranker, make_retriever, write_table
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -133,6 +133,15 @@ def test_a_run_of_another_corpus_is_refused(world: Path, tmp_path: Path) -> None
     draft.finish(31, corpus="f" * 64)
     with pytest.raises(InputError, match="run: was made with another corpus"):
         rerank(settings(world, tmp_path / "out", run=str(tmp_path / "run")))
+
+
+def test_what_version_0_1_began_is_refused(world: Path, tmp_path: Path) -> None:
+    """Its blocks lack the passages below the depth, and the number of them."""
+    asked = settings(world, tmp_path / "run")
+    draft = Draft.open(asked.output, "run", provenance("rerank", asked))
+    draft.commit("run-00000.parquet", lambda path: path.write_bytes(b"rows"), 24, tokens=1, padded=1, seconds=1.0)
+    with pytest.raises(InputError, match=r"run: was begun by version 0.1, which left out the passages below depth; delete it"):
+        rerank(asked)
 
 
 def test_refuses_a_retriever(world: Path, tmp_path: Path) -> None:

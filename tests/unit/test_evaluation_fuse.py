@@ -265,7 +265,7 @@ def test_a_run_in_another_order_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(fusing, "BLOCK_ROWS", 2)
     ids = [f"q{i}" for i in range(6)]
     rising, falling = ({q: [("p1", 1.0), ("p2", 0.5)] for q in order} for order in (ids, ids[::-1]))
-    more = {q: rising["q0"] for q in ("q0", "q0b", *ids[1:])}  # of a query that the others lack, in the middle
+    more = dict.fromkeys(("q0", "q0b", *ids[1:]), rising["q0"])  # of a query that the others lack, in the middle
     runs = [write_run(tmp_path / "a", rising), write_run(tmp_path / "b", falling), write_run(tmp_path / "c", more)]
     assert list(hits_of(fuse(FuseSettings(output=str(tmp_path / "out"), run=runs)))) == [*ids, "q0b"]
     said = [line for line in capsys.readouterr().err.splitlines() if "another order" in line]
