@@ -11,7 +11,7 @@ from raydense.cli.flags import CONFIG, flags_of, read
 from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings, SuiteSettings
 from raydense.recipes.content import load_yaml
-from raydense.recipes.suite import Suite, run_suite, write_tables
+from raydense.recipes.suite import tables_of
 from raydense.runtime.progress import say
 
 _SECTION = "With --suite: one table over many test sets, in place of runs"
@@ -48,10 +48,8 @@ def evaluate_flags() -> list[click.Parameter]:
 
 def print_suite(settings: SuiteSettings, as_json: bool) -> None:
     """Run a suite and print its table; the error of its first part that failed is raised afterwards."""
-    suite = Suite.read(settings)
-    failed = run_suite(suite)
-    summary, table = write_tables(suite, failed)
+    summary, table, fault = tables_of(settings)
     print(json.dumps(summary, ensure_ascii=False) if as_json else f"\n{table}\n", flush=True)
-    say(f"table: {suite.settings.output}/suite.md")
-    if failed:
-        raise next(iter(failed.values()))
+    say(f"table: {settings.output}/suite.md")
+    if fault:
+        raise fault

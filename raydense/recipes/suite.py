@@ -193,12 +193,17 @@ def evaluate_suite(settings: SuiteSettings) -> dict[str, Any]:
 
     As in `run_suite` a set that fails does not stop the others; the first fault is raised when the tables are written.
     """
+    summary, _, fault = tables_of(settings)
+    if fault:
+        raise fault
+    return summary
+
+
+def tables_of(settings: SuiteSettings) -> tuple[dict[str, Any], str, Exception | None]:
+    """Run the suite: the object of suite.json, the table, which are both written, and the first fault, if a set failed."""
     suite = Suite.read(settings)
     failed = run_suite(suite)
-    summary, _ = write_tables(suite, failed)
-    if failed:
-        raise next(iter(failed.values()))
-    return summary
+    return *write_tables(suite, failed), next(iter(failed.values()), None)
 
 
 def run_suite(suite: Suite) -> dict[str, Exception]:
