@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,38 +18,17 @@ from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.kind import kind_of
-from raydense.retrieval.merge import Hits
 from raydense.serving.question import Question
+from raydense.serving.ranked import Ranked
 from raydense.serving.refusal import Unavailable
 from raydense.serving.reranking import Rerank
 from raydense.serving.searching import AT_ONCE, Known, Reply, Searching, connected, sources
-from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll, ranks_in
+from raydense.serving.searching_all import DIFFERENT, OTHER_CORPUS, Found, SearchingAll
 from raydense.serving.settings import ServeSettings
 from raydense.storage import check_unchanged, input_fingerprints
 
 _AWAKE_S = 60.0  # between two calls that keep the pools of an app from ending
-
-
-@dataclass(frozen=True)
-class _Ranked:
-    """What was found for some of the queries; `logits` are a re-ranker's, of the first hits, NaN where it gave none."""
-
-    found: Found
-    hits: Hits
-    parts: tuple[Hits, ...]  # those of each index
-    logits: NDArray[np.float32] | None
-
-    def of(self, which: slice) -> _Ranked:
-        """Those of some of the queries."""
-        hits, *parts = ((scores[which], rows[which]) for scores, rows in (self.hits, *self.parts))
-        return _Ranked(self.found, hits, tuple(parts), None if self.logits is None else self.logits[which])
-
-    @property
-    def whole(self) -> bool:
-        """Whether all that a re-ranker was to score is scored."""
-        return self.logits is None or not (np.isnan(self.logits) & (self.hits[1][:, : self.logits.shape[1]] >= 0)).any()
 
 
 class Answering:
@@ -119,13 +97,14 @@ class Answering:
                 replies |= dict.fromkeys(order[len(replies) :], error)
                 break
             try:
-                ranked = self._reranked(texts[first:last], found, end)
+                logits = self._logits(texts[first:last], found, end)
             except Unavailable as error:
                 replies |= dict.fromkeys(alike, error)
                 continue
             for i in alike:
                 start, stop = spans[i]
-                replies[i] = self._reply(questions[i], ranked.of(slice(start - first, stop - first)), truncated[start:stop])
+                which = slice(start - first, stop - first)
+                replies[i] = self._reply(questions[i], found, which, None if logits is None else logits[which], truncated[start:stop])
         return [replies[i] for i in range(len(questions))]
 
     def _parts(self, questions: list[Question], order: list[int]) -> Iterator[list[int]]:
@@ -161,14 +140,13 @@ class Answering:
         """How many hits are searched for where a caller wants k."""
         return max(k, self.settings.rerank_depth) if self._rerank else k
 
-    def _reranked(self, texts: list[str], found: Found, end: float) -> _Ranked:
-        """With the scores that the re-ranker, if there is one, gives until `end`; Unavailable if the corpus that it reads is another."""
-        logits = None
-        if self._rerank is not None:
-            if why := self._without_texts(found.known):
-                raise Unavailable(why)
-            logits = self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth], end)
-        return _Ranked(found, found.hits, tuple(answer.hits for answer in found.answers), logits)
+    def _logits(self, texts: list[str], found: Found, end: float) -> NDArray[np.float32] | None:
+        """What the re-ranker, if there is one, gives until `end` for the first hits, NaN where nothing; Unavailable if the corpus that it reads is another."""
+        if self._rerank is None:
+            return None
+        if why := self._without_texts(found.known):
+            raise Unavailable(why)
+        return self._rerank(texts, found.hits[1][:, : self.settings.rerank_depth], end)
 
     def _without_texts(self, known: Known) -> str:
         """Why the texts of an index's passages are not available; "" if they are."""
@@ -176,51 +154,29 @@ class Answering:
             return "this server has no corpus"
         return "" if known.corpus == self._corpus.fingerprint else OTHER_CORPUS
 
-    def _best(self, k: int, found: _Ranked) -> tuple[Hits, NDArray[np.bool_]]:
-        """The hits of queries, and whether the re-ranker gave their scores, all [n, k]; whatever k others of the batch want."""
-        scores, rows = found.hits[0][:, : self._deep(k)], found.hits[1][:, : self._deep(k)]
-        if found.logits is None:
-            return (scores, rows), np.zeros_like(rows, np.bool_)
-        took, scores = reordered_lists(rows, found.logits)
-        rows = rows[np.arange(len(rows))[:, None], took]
-        return (scores[:, :k], rows[:, :k]), took[:, :k] < found.logits.shape[1]
-
-    def _reply(self, question: Question, ranked: _Ranked, truncated: list[bool]) -> Reply | Unavailable:
-        known, answers = ranked.found.known, ranked.found.answers
-        if question.texts and (why := self._without_texts(known)):
+    def _reply(
+        self, question: Question, found: Found, which: slice, logits: NDArray[np.float32] | None, truncated: list[bool]
+    ) -> Reply | Unavailable:
+        """The reply to a question whose queries are `which` of those of `found`, with the re-ranker's logits of these."""
+        if question.texts and (why := self._without_texts(found.known)):
             return Unavailable(str(InputError(why, "texts", "leave it out")))
-        if not ranked.whole:
-            return Unavailable("the re-ranker has not scored all passages; send fewer queries at once, or ask again later")
-        hits, reranked = self._best(question.k, ranked)
-        several = len(answers) > 1
-        parts = ranked.parts if several else ()
-        results = self._passages(known, hits, question.texts, parts, None if ranked.logits is None else reranked)
-        indexes, versions = [answer.index for answer in answers], [answer.version for answer in answers]
-        reply: Reply = {"results": results, "index": indexes if several else indexes[0], "version": versions if several else versions[0]}
+        ranked = Ranked.of(found, which).cut(self._deep(question.k))  # whatever k others of the batch want
+        if logits is not None:
+            if (np.isnan(logits) & (ranked.hits[1][:, : logits.shape[1]] >= 0)).any():
+                return Unavailable("the re-ranker has not scored all passages; send fewer queries at once, or ask again later")
+            ranked = ranked.by(logits)
+        several = len(found.answers) > 1
+        names, corpus = self.names if several else [], self._corpus if question.texts else None
+        indexes, versions = [answer.index for answer in found.answers], [answer.version for answer in found.answers]
+        reply: Reply = {
+            "results": ranked.cut(question.k).passages(names, corpus),
+            "index": indexes if several else indexes[0],
+            "version": versions if several else versions[0],
+        }
         if question.each and several:
-            alone = [(scores[:, : question.k], rows[:, : question.k]) for scores, rows in ranked.parts]
-            of_each = (self._passages(known, one, question.texts, parts) for one in alone)
-            reply["each"] = [{"name": name, "results": one} for name, one in zip(self.names, of_each, strict=True)]
+            each = zip(names, ranked.each(question.k), strict=True)
+            reply["each"] = [{"name": name, "results": one.passages(names, corpus)} for name, one in each]
         return reply | {"truncated": [at for at, cut in enumerate(truncated) if cut]} if any(truncated) else reply
-
-    def _passages(
-        self, known: Known, hits: Hits, texts: bool, parts: tuple[Hits, ...], reranked: NDArray[np.bool_] | None = None
-    ) -> list[list[dict[str, Any]]]:
-        """The passages of each query; each says at which rank the indexes of `parts` found it, and whether it is `reranked` [n, k], if that is given."""
-        scores, rows = hits
-        there = rows >= 0
-        flat = rows[there]
-        columns = {"id": known.ids.take(flat).to_pylist(), "score": scores[there].tolist()}
-        if parts:
-            ranks = np.stack([ranks_in(rows, of_index)[there] for _, of_index in parts], axis=1).tolist()
-            columns["found"] = [{name: rank for name, rank in zip(self.names, one, strict=True) if rank} for one in ranks]
-        if reranked is not None:
-            columns["reranked"] = reranked[there].tolist()
-        if texts and self._corpus is not None:
-            columns |= self._corpus.take(flat, ["title", "text"]).to_pydict()
-        passages = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
-        ends = np.cumsum(there.sum(axis=1)).tolist()
-        return [passages[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _keep_awake(self) -> None:
         while not self._closed.wait(_AWAKE_S):

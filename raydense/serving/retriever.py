@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, overload
-
-import numpy as np
-from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
-from raydense.inference.reordering import reordered_lists
 from raydense.retrieval.memory import plan_memory
 from raydense.retrieval.versions import check_k
 from raydense.runtime.limits import memory_total
 from raydense.runtime.progress import size
 from raydense.serving.hits import Hit, HitList
 from raydense.serving.passage_scorer import PassageScorer
+from raydense.serving.ranked import Ranked
 from raydense.serving.refusal import Unavailable
-from raydense.serving.searching import Known, Searching, Source
-from raydense.serving.searching_all import SearchingAll, fusion_of, ranks_in
+from raydense.serving.searching import Searching, Source
+from raydense.serving.searching_all import SearchingAll, fusion_of
 from raydense.serving.settings import RetrieverSettings
 from raydense.storage import named_folders
 
 _AT_ONCE = 1_024  # questions that are searched together: it bounds the memory
 _PAIRS = 50_000  # of questions and passages that are re-ranked together: their texts are in memory
-Rows = NDArray[np.int64]
 Where = str | os.PathLike[str]
 
 
@@ -106,60 +101,19 @@ class Retriever:
         return found[0] if isinstance(questions, str) else found
 
     def _answered(self, asked: list[str], k: int, corpus: PassageStore | None, score: PassageScorer | None) -> Iterator[HitList]:
-        found = self._found(asked, max(k, self.settings.rerank_depth) if score else k, corpus)
-        if score:
-            found = self._reranked(asked, found, score)
-        return self._lists(asked, found.cut(k), corpus)
-
-    def _found(self, asked: list[str], k: int, corpus: PassageStore | None) -> _Found:
-        """The best k of each question, and where each index found them."""
+        """The best k of each question; those of all are re-ranked together."""
+        depth = self.settings.rerank_depth
         try:
-            found = self._searching.ask(self._searching.prepare(asked), k)
+            found = self._searching.ask(self._searching.prepare(asked), max(k, depth) if score else k)
         except Unavailable as error:
             raise InputError(str(error), "pool") from error
         if corpus and found.known.corpus != corpus.fingerprint:
             raise InputError("answers from an index of another corpus now", "pool", "load the retriever again")
-        scores, rows = found.hits
-        places = np.stack([ranks_in(rows, answer.hits[1]) for answer in found.answers])
-        return _Found(found.known, scores, rows, places, np.zeros(rows.shape, np.bool_))
-
-    def _reranked(self, asked: list[str], found: _Found, score: PassageScorer) -> _Found:
-        """The first passages in the order of the re-ranker, which scores those of all questions together; the others below them."""
-        depth = self.settings.rerank_depth
-        took, scores = reordered_lists(found.rows, score(asked, found.rows[:, :depth]))
-        rows = np.take_along_axis(found.rows, took, axis=1)
-        places = np.take_along_axis(found.places, took[None], axis=2)
-        return _Found(found.known, scores, rows, places, took < depth)
-
-    def _lists(self, asked: list[str], found: _Found, corpus: PassageStore | None) -> Iterator[HitList]:
-        there = found.rows >= 0
-        rows = found.rows[there]
-        ids = found.known.ids.take(rows).to_pylist()
-        texts = corpus.take(rows, ["title", "text"]).to_pydict() if corpus else dict.fromkeys(("title", "text"), [""] * len(ids))
-        places, reranked = found.places[:, there].T.tolist(), found.reranked[there].tolist()
-        hits = zip(ids, found.scores[there].tolist(), texts["title"], texts["text"], places, reranked, strict=True)
-        for question, count in zip(asked, there.sum(axis=1).tolist(), strict=True):
-            mine = (next(hits) for _ in range(count))
-            yield HitList(question, [self._hit(rank, *one) for rank, one in enumerate(mine, 1)])
-
-    def _hit(self, rank: int, id: str, score: float, title: str | None, text: str | None, places: list[int], reranked: bool) -> Hit:
-        found = {name: place for name, place in zip(self._names, places, strict=True) if place}
-        return Hit(rank, id, score, title or "", text or "", found, reranked)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The hits of questions: scores float32 and rows int64 [n, k], the rank at which each index found them (0: not) int64 [indexes, n, k]."""
-
-    known: Known
-    scores: NDArray[np.float32]
-    rows: Rows
-    places: Rows
-    reranked: NDArray[np.bool_]
-
-    def cut(self, k: int) -> _Found:
-        """The first k of each question."""
-        return _Found(self.known, self.scores[:, :k], self.rows[:, :k], self.places[..., :k], self.reranked[:, :k])
+        ranked = Ranked.of(found)
+        if score:
+            ranked = ranked.by(score(asked, found.hits[1][:, :depth]))
+        for question, passages in zip(asked, ranked.cut(k).passages(self._names, corpus), strict=True):
+            yield HitList(question, [Hit(rank, **passage) for rank, passage in enumerate(passages, 1)])
 
 
 def _pools(settings: RetrieverSettings) -> list[Searching]:
