@@ -104,7 +104,7 @@ def _result(asked: MeasuredQueries, metrics: Measuring | None, answers: AnswerSe
     summary, accuracy = answers.result()
     if metrics is None:
         return summary, accuracy
-    return summary, metrics.result().beside(accuracy, asked.lookup.positions(answers.query_ids))
+    return summary, metrics.result().with_others(accuracy, asked.lookup.positions(answers.query_ids))
 
 
 def _answer_search(asked: MeasuredQueries, queries: pa.Table, settings: EvaluateSettings, run: str) -> AnswerSearch:

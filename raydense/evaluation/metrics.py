@@ -33,7 +33,7 @@ class Measured:
     per_query: dict[str, Values]
     unanswered: int
 
-    def beside(self, others: Measured, queries: Rows) -> Measured:
+    def with_others(self, others: Measured, queries: Rows) -> Measured:
         """These metrics and `others`, which were taken of some of the queries alone: those of these numbers."""
         spread = {name: np.full(len(next(iter(self.per_query.values()))), np.nan) for name in others.per_query}
         for name, values in others.per_query.items():

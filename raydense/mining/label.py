@@ -80,7 +80,7 @@ def label(settings: LabelSettings) -> Artifact:
             draft.discard()
             raise
         what, where, fix = error.args
-        kept = f"for other thresholds, negatives, answers, shortage or qrels give another output, and the scores that are kept as run, {scored.place}, without model"
+        kept = f"the teacher's scores are kept: to try other settings, give run {scored.place} without model, and another output"
         raise InputError(what, where, f"{fix}; {kept}") from None
     summary |= {"teacher": scored.summary["model"], "corpus": labeller.judged.store.fingerprint, "depth": labeller.depth}
     files = [draft.read(file.path) for file in parts]

@@ -44,5 +44,5 @@ def kernels_chosen() -> Iterator[None]:
 with kernels_chosen():
     import faiss as faiss
 
-# whether the threshold of `prefer_blas` counts the numbers of all queries, as from FAISS 1.15 on, or queries: told by its default, before that is changed
+# whether the threshold of `prefer_blas` counts the numbers of all queries, as from FAISS 1.15 on, or queries: found by its default, before that is changed
 COUNTS_NUMBERS: bool = faiss.cvar.distance_compute_blas_threshold > 1_000

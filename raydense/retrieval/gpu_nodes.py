@@ -48,15 +48,15 @@ def plan_gpus(index: Artifact, replicas: int, staying: bool = False) -> int:
         raise InputError(what, "gpu", "close a pool that is no longer needed, or start one without gpu")
     gpus = [memory for node, count in free.items() for memory in _memory_of(node, count)]
     sharing = sharing_of(copies, replicas, gpus, str(index.place))
-    room = f" of {size(min(gpus))}" if min(gpus) < _UNKNOWN else ", whose memory nvidia-smi does not tell"
-    say(f"search: on {len(gpus)} GPUs{room}, {sharing} actors on each, at most {size(actor_bytes(max(copies), sharing))} an actor")
+    memory = f" of {size(min(gpus))}" if min(gpus) < _UNKNOWN else ", whose memory nvidia-smi does not report"
+    say(f"search: on {len(gpus)} GPUs{memory}, {sharing} actors on each, at most {size(actor_bytes(max(copies), sharing))} an actor")
     return sharing
 
 
 def _unclaimed(wanted: int, staying: bool) -> dict[str, int]:
     """The GPUs of each node that nobody has claimed; waits a while if they are fewer than `wanted`.
 
-    Ray tells their sum: halves of two GPUs count as one, and the actor then waits for a whole one.
+    Ray reports their sum: halves of two GPUs count as one, and the actor then waits for a whole one.
     """
     end = time.monotonic() + (_RETIRED_S if staying else _RELEASE_S)
     while True:
@@ -69,10 +69,10 @@ def _unclaimed(wanted: int, staying: bool) -> dict[str, int]:
 
 
 def _memory_of(node: str, count: int) -> list[int]:
-    """The bytes of each of `count` GPUs of a node: those of its smallest, if it tells."""
+    """The bytes of each of `count` GPUs of a node: those of its smallest, if it reports them."""
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-    said: str = ray.get(ray.remote(**options)(_ask_driver).remote())
-    return [min(parsed(said), default=_UNKNOWN)] * count
+    reported: str = ray.get(ray.remote(**options)(_ask_driver).remote())
+    return [min(parsed(reported), default=_UNKNOWN)] * count
 
 
 def _ask_driver() -> str:
@@ -84,6 +84,6 @@ def _ask_driver() -> str:
         return ""
 
 
-def parsed(said: str) -> list[int]:
+def parsed(reported: str) -> list[int]:
     """The bytes of each GPU, from what nvidia-smi printed."""
-    return [int(line) * 2**20 for line in said.split() if line.isdigit()]
+    return [int(line) * 2**20 for line in reported.split() if line.isdigit()]

@@ -52,8 +52,8 @@ ANSWERS: dict[str, Any] = {
 
 def responses(answer: str = "", *statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route answers, in OpenAPI: an example of `ANSWERS`, and the statuses other than 200 with their error."""
-    said = {"ready": False, "why": "what, or `error`"} if answer == "/health" else {"error": "what, where, and how to fix it"}
-    error = {"content": {"application/json": {"example": said}}}
+    refused = {"ready": False, "why": "what, or `error`"} if answer == "/health" else {"error": "what, where, and how to fix it"}
+    error = {"content": {"application/json": {"example": refused}}}
     found: dict[int | str, dict[str, Any]] = {status: {"description": _STATUSES[status], **error} for status in statuses}
     if answer:
         found[200] = {

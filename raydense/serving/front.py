@@ -20,12 +20,12 @@ from starlette.middleware import Middleware
 
 from raydense.runtime.ray_internals import served_path
 from raydense.serving.body import Receive, Scope, Send, authorization_of, headers_of, read_body, while_there
+from raydense.serving.capacity import Capacity
 from raydense.serving.host import is_local, require_local
 from raydense.serving.merged import ROUTE, Asked, pack_requests, unpack_replies
 from raydense.serving.merging import LIMITS, UNKNOWN, Limits, Merging
 from raydense.serving.refusal import Refused, Reply, Unavailable, refusal
 from raydense.serving.request_metrics import TEXT, route_of
-from raydense.serving.room import Room
 from raydense.serving.sending import PART, send_reply
 from raydense.serving.token import require
 
@@ -49,9 +49,9 @@ class Front:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._serve = app
         self._apps: dict[str, Merging] = {}
-        self._probes = Room(_OPEN_WAITING, "requests without a token wait")
-        self._requests, self._bodies = Room(_WAITING, "requests wait"), Room(_BYTES, "bytes of requests wait")
-        self._replies = Room(_REPLIES, "bytes of replies wait to be read")
+        self._probes = Capacity(_OPEN_WAITING, "requests without a token wait")
+        self._requests, self._bodies = Capacity(_WAITING, "requests wait"), Capacity(_BYTES, "bytes of requests wait")
+        self._replies = Capacity(_REPLIES, "bytes of replies wait to be read")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an app of raydense; pass others through."""

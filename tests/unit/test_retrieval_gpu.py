@@ -176,7 +176,7 @@ def test_a_pool_takes_the_gpus_that_are_free(cluster: dict[str, Any], tmp_path: 
         plan_gpus(index, 1)
     cluster |= {"free": {"v100": 1.0}, "memory": {"v100": gpu_nodes._UNKNOWN}}
     assert plan_gpus(index, 1) == 8
-    assert "whose memory nvidia-smi does not tell" in capsys.readouterr().err
+    assert "whose memory nvidia-smi does not report" in capsys.readouterr().err
 
 
 def rounded(queries: np.ndarray) -> np.ndarray:

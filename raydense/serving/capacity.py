@@ -1,4 +1,4 @@
-"""Room for so much at once in a proxy: requests, or bytes."""
+"""How much a proxy holds at once: requests, or bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from raydense.serving.refusal import Unavailable
 
 
-class Room:
-    """Room for `most` at once; `what` they are, for the line of `Unavailable` that refuses more."""
+class Capacity:
+    """At most `most` at once; `what` they are, for the line of `Unavailable` that refuses more."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what = most, what
