@@ -74,9 +74,9 @@ def test_counts_flow_from_the_sample_to_the_report(tmp_path: Path) -> None:
 
 
 def test_of_an_import_only_the_import_can_tell(tmp_path: Path) -> None:
-    needed = needs("scifact", tmp_path, "reranker.max_steps=9", f"data.input={tmp_path / 'elsewhere'}")
+    needed = needs("scifact-tiny", tmp_path, "retriever.max_steps=9", f"data.input={tmp_path / 'elsewhere'}")
     assert needed.pop("data") == "what it holds shows when it has run"
-    assert needed.pop("reranker") == "9 steps of 16 queries, 1 worker(s)"
+    assert needed.pop("retriever") == "9 steps of 32 queries, 1 worker(s)"
     assert set(needed.values()) == {""}
 
 

@@ -209,7 +209,7 @@ sweep:
         ("small.yaml", "small.yaml: base: is no other recipe"),
         ("3", "no other"),
         ("no.yaml", "no such file"),
-        ("scifct", "small.yaml: base: scifct: no such recipe; did you mean 'scifact'?"),
+        ("quickstrat", "small.yaml: base: quickstrat: no such recipe; did you mean 'quickstart'?"),
     ],
 )
 def test_a_base_must_be_another_recipe(tmp_path, base, message):
@@ -221,13 +221,13 @@ def test_a_base_must_be_another_recipe(tmp_path, base, message):
 
 
 def test_a_base_may_be_the_name_of_a_recipe_that_comes_along(tmp_path):
-    (tmp_path / "scifact").mkdir()
-    (tmp_path / "own.yaml").write_text("base: scifact\nstages: {retriever: {epochs: 3}}\n")
-    own, base = (Recipe.read(file, "out").stages for file in (tmp_path / "own.yaml", recipe_file("scifact")))
+    (tmp_path / "scifact-tiny").mkdir()
+    (tmp_path / "own.yaml").write_text("base: scifact-tiny\nstages: {retriever: {epochs: 3}}\n")
+    own, base = (Recipe.read(file, "out").stages for file in (tmp_path / "own.yaml", recipe_file("scifact-tiny")))
     assert [stage.name for stage in own] == [stage.name for stage in base]
-    assert own[7].settings.epochs == 3
-    (tmp_path / "scifact.yaml").write_text("base: scifact\nstages: {retriever: {epochs: 4}}\n")
-    assert Recipe.read(tmp_path / "scifact.yaml", "out").stages[7].settings.epochs == 4
+    assert own[4].settings.epochs == 3
+    (tmp_path / "scifact-tiny.yaml").write_text("base: scifact-tiny\nstages: {retriever: {epochs: 4}}\n")
+    assert Recipe.read(tmp_path / "scifact-tiny.yaml", "out").stages[4].settings.epochs == 4
 
 
 @pytest.mark.parametrize(
@@ -689,8 +689,8 @@ def test_a_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?"):
         recipe_named("quickstrat")
     assert recipe_named("my/own.yaml") == "my/own.yaml"
-    (tmp_path / "scifact").mkdir()
-    assert recipe_named("scifact") == str(RECIPES / "scifact.yaml"), "a folder with data of that name is no recipe"
+    (tmp_path / "own-data").mkdir()
+    assert recipe_named("own-data") == str(RECIPES / "own-data.yaml"), "a folder with data of that name is no recipe"
     (tmp_path / "quickstart").write_text("stages: {}")
     assert recipe_named("quickstart") == "quickstart"
 
@@ -802,11 +802,10 @@ def test_tiny_is_refused_where_several_trained_models_are_read(models):
         EvaluateSettings.read({"models": models, "run": ["r"], "output": "-"})
 
 
-@pytest.mark.parametrize("name", ["scifact", "medquad"])
-def test_tiny_is_refused_where_a_trained_model_is_read(name):
-    with pytest.raises(InputError, match=rf"{name}\.yaml: stages\.vectors-0\.model: tiny is a small model from scratch"):
-        Recipe.read(recipe_file(name), "out", ("encoder=tiny",))
-    assert Recipe.read(recipe_file(f"{name}-tiny"), "out").stages[4].settings.model == "tiny"
+def test_tiny_is_refused_where_a_trained_model_is_read():
+    with pytest.raises(InputError, match=r"own-data\.yaml: stages\.vectors-0\.model: tiny is a small model from scratch"):
+        Recipe.read(recipe_file("own-data"), "out", ("encoder=tiny",))
+    assert Recipe.read(recipe_file("medquad-tiny"), "out").stages[4].settings.model == "tiny"
 
 
 @pytest.mark.parametrize(
