@@ -173,20 +173,38 @@ def test_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def _python_of_own_data(words: str) -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guides" / "own-data.md").read_text(), re.M | re.S)
+    (shown,) = [block for block in blocks if words in block]
+    return shown
+
+
+def _run_of(folder: Path, passage_ids: list[str]) -> None:
+    draft = Draft.open(folder, "run", {})
+    hits = {"query_id": ["q1"] * len(passage_ids), "passage_id": passage_ids}
+    ranks = range(1, len(passage_ids) + 1)
+    scores = [3.5 - rank for rank in ranks]
+    commit_table(draft, "run-00000.parquet", pa.table({**hits, "rank": list(ranks), "score": scores}))
+    draft.finish(len(passage_ids), k=100)
+
+
 def test_the_python_that_reads_artifacts_runs_as_it_is_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rd.sample(rd.SampleSettings(passages=200, train_queries=40, dev_queries=8, test_queries=8, output="data/scifact"))
     corpus = rd.PassageStore("data/scifact/corpus")
-    draft = Draft.open(tmp_path / "runs" / "bm25", "run", {})
-    hits = {"query_id": ["q1", "q1"], "passage_id": corpus.ids([7, 3]), "rank": [1, 2], "score": [2.5, 1.5]}
-    commit_table(draft, "run-00000.parquet", pa.table(hits))
-    draft.finish(2, k=100)
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guides" / "own-data.md").read_text(), re.M | re.S)
-    (shown,) = [block for block in blocks if "Artifact.open" in block]
-    exec(compile(shown, "own-data.md", "exec"), {})
+    _run_of(tmp_path / "runs" / "bm25", corpus.ids([7, 3]))
+    exec(compile(_python_of_own_data("of_query"), "own-data.md", "exec"), {})
     printed = capsys.readouterr().out
     assert printed.startswith("2 100\n")
     assert all(f"q1 {rank} {3.5 - rank} {text}" in printed for rank, text in enumerate(corpus.passages([7, 3]), 1))
+
+
+def test_the_python_that_ranks_documents_by_their_best_passages_runs_as_it_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _run_of(tmp_path / "runs" / "passages", ["fox-12", "red-fox-0", "fox-3"])
+    exec(compile(_python_of_own_data("documents.run"), "own-data.md", "exec"), {})
+    rd.import_dataset(rd.ImportSettings(format="trec", input="documents.run", output="runs/documents"))
+    assert rd.Artifact.open("runs/documents/run", "run").head()["passage_id"].tolist() == ["fox", "red-fox"]
 
 
 def test_the_answer_shown_for_http_is_right(tmp_path):
