@@ -1,4 +1,4 @@
-"""README's own-data chain on a part of a BEIR folder with a given encoder: every setting that README leaves out has its default.
+"""README's own-data chain on a part of a BEIR folder with a given encoder, but that `train` has its defaults.
 
     python benchmarks/defaults.py --input ../shared/data/scifact --model MODEL_DIR --output OUT [--passages 1000]
 
