@@ -123,7 +123,7 @@ def _row_seconds(recipe: Recipe, runs: list[str]) -> dict[str, float]:
 @click.option("--seed", default=1, metavar="INT", type=int, help="another seed, another sample data set  [1]")
 @click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 def demo_command(output: str, seed: int, as_json: bool) -> None:
-    """Make a sample data set and run the whole chain on it: BM25, two retrievers, a re-ranker, a report. About five minutes on two cores.
+    """Make a sample data set and run the whole chain on it: BM25, two retrievers, a re-ranker, a report. 4 to 10 minutes on two cores.
 
     Run it again and nothing is computed twice; stop it anywhere, run it again, and it continues.
     """
@@ -135,4 +135,4 @@ def demo_command(output: str, seed: int, as_json: bool) -> None:
         print(
             f"  raydense search --index {output}/dense-2 --model {output}/retriever-2 --queries {output}/data/queries --k 10 --output {output}/my-run"
         )
-        print("  raydense import --format beir --input FOLDER --output data/mine      your own data; README: Your own data in five minutes")
+        print("  raydense import --format beir --input FOLDER --output data/mine      your own data; README: Your own data")

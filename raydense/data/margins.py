@@ -15,7 +15,9 @@ MARGINS = ("max_score", "absolute_margin", "relative_margin")
 class Margins(BaseSettings):
     """Which candidates are left out of the hard negatives because of their score; by default none."""
 
-    max_score: float | None = setting(None, "leave out negatives with a higher score in the run")
+    max_score: float | None = setting(
+        None, "leave out negatives with a higher score, of the run that is mined or of the search of a refresh"
+    )
     absolute_margin: float | None = setting(
         None,
         "leave out negatives whose score is not this much below that of the query's positive, the lowest of several; "
@@ -23,7 +25,10 @@ class Margins(BaseSettings):
         ge=0,
     )
     relative_margin: float | None = setting(
-        None, "the same by a share of the positive's score: 0.05 keeps negatives with at most 95% of it", ge=0, lt=1
+        None,
+        "leave out negatives that score above (1 - this) times the query's positive, the lowest of several: 0.05 keeps those of at most 95% of it",
+        ge=0,
+        lt=1,
     )
 
     @property

@@ -41,8 +41,8 @@ class AnswerSettings(BaseSettings):
 class SimilaritySettings(BaseSettings):
     """How near positives are to their queries, and to the first passages that are no positives (PAIR, figure 4)."""
 
-    queries: int = setting(100, "of how many of the judged queries, evenly chosen; 0: all of them, as the paper has it", ge=0)
-    passages: int = setting(10, "to how many of the first passages of each query that are no positives; the paper has 100", ge=1)
+    queries: int = setting(100, "how many judged queries to take, evenly chosen; 0: all, as in the paper", ge=0)
+    passages: int = setting(10, "how many of a query's first passages that are no positives to compare with; 100 in the paper", ge=1)
 
 
 class EvaluateSettings(Settings):
@@ -59,13 +59,16 @@ class EvaluateSettings(Settings):
     qrels: FolderOrNone = artifact(
         "qrels", "the judgements; without them answers alone are measured, over all queries that have some", None
     )
-    metrics: Metrics = setting(["nDCG@10", "RR@10", "R@50", "R@100"], "as ir-measures names them")
+    metrics: Metrics = setting(
+        ["nDCG@10", "RR@10", "R@50", "R@100"],
+        "what to measure, in the names of ir-measures, such as nDCG@10, RR(rel=2)@10, Success@5 or AP; passages are relevant from grade 1 on",
+    )
     queries: FolderOrNone = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: FolderOrNone = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
     models: Folders = artifact("model", "trained models whose curves the report draws", [])
     answers: AnswerSettings | None = group("also measure whether the first k passages hold an answer of the query")
     similarity: SimilaritySettings | None = group(
-        "of what the report has how near positives are to queries and to other passages, for the runs that one of `models` found"
+        "PAIR, figure 4, in the report: how near positives are to queries and to other passages, for runs that one of `models` made"
     )
     title: str = setting("raydense report", "the headline of the report")
 
@@ -115,7 +118,11 @@ class SuiteSettings(Settings):
         min_length=1,
     )
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
-    metrics: Metrics = setting(["nDCG@10", "R@100"], "as ir-measures names them, as RR(rel=2)@10", min_length=1)
+    metrics: Metrics = setting(
+        ["nDCG@10", "R@100"],
+        "what to measure, in the names of ir-measures, such as RR(rel=2)@10; passages are relevant from grade 1 on",
+        min_length=1,
+    )
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest follows in its order", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")

@@ -28,8 +28,10 @@ class EndpointSettings(BaseSettings):
     extra_body: str = setting(
         "", 'more fields of a request, as a JSON object such as {"top_k": 25}; null leaves out one that is sent otherwise'
     )
-    requests_at_once: int = resource(16, "most requests that are open at once", ge=1, le=4096)
-    requests_per_minute: float = resource(0.0, "most requests of a minute, evenly spaced, repeated ones included; 0: no limit", ge=0)
+    requests_at_once: int = resource(16, "how many requests are open at once, at most", ge=1, le=4096)
+    requests_per_minute: float = resource(
+        0.0, "how many requests are sent in a minute, at most, evenly spaced; repeated ones count; 0: no limit", ge=0
+    )
     attempts: int = resource(8, "how often a request is sent that the endpoint fails to answer, or refuses for now", ge=1)
     timeout: float = resource(120.0, "seconds until an attempt has failed", gt=0)
     most_refused: float = resource(

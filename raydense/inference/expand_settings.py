@@ -41,7 +41,7 @@ class ExpandSettings(WriterSettings):
     endpoint: EndpointSettings | None = group("a language model's endpoint, in place of model")
     kinds: Words = setting([*PROMPTS], "the kinds of contexts, of answer, title and sentence", min_length=1)
     prompts: PromptSettings = group("what the model is asked", PromptSettings)
-    length: int = setting(64, "most tokens of a context", ge=2)
+    length: int = setting(64, "longest context, in tokens", ge=2)
     temperature: float = setting(0.0, "0: the likeliest token each time; above: draw the tokens, less likely ones the higher it is", ge=0)
     seed: int = setting(42, "random seed of the draws; each query has its own random numbers", ge=0, lt=2**63)
     precision: Literal["auto", "fp32"] = setting("auto", PRECISION)

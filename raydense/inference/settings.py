@@ -41,7 +41,7 @@ class SplitSettings(Settings):
     unit: Literal["tokens", "words"] = setting(
         "tokens", "tokens: whole sentences with at most `length` tokens together, longer sentences are cut; words: blocks of `length` words"
     )
-    length: int = setting(0, "most tokens or words of a passage; 0: 144 tokens (query-as-context) or 100 words (DPR)", ge=0, lt=2**31)
+    length: int = setting(0, "longest passage, in tokens or words; 0: 144 tokens (query-as-context) or 100 words (DPR)", ge=0, lt=2**31)
     model: FolderOrNone = artifact("model", "tokens: the folder whose tokenizer counts them, without special tokens", None)
     language: str = setting(
         "en", "tokens: the language, for the rules of sentences, such as en or zh", pattern=r"^[a-z]{2,3}(-[A-Za-z]+)*$"
@@ -88,8 +88,8 @@ class EncodeSettings(Settings, Spread):
     model: Folder = artifact("model", "the retriever's folder")
     corpus: FolderOrNone = artifact("corpus", "the passages to encode", None)
     queries: FolderOrNone = artifact("queries", "or the queries to encode, for `search --vectors`", None)
-    passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's", ge=1)
-    query_length: int | None = setting(None, "most tokens of a query; by default the model folder's", ge=1)
+    passage_length: int | None = setting(None, "longest passage, in tokens; by default the model folder's", ge=1)
+    query_length: int | None = setting(None, "longest query, in tokens; by default the model folder's", ge=1)
     dimension: int | None = setting(
         None, "keep only this many first numbers of each vector, for models trained for it (Matryoshka); by default all", ge=1
     )
@@ -213,10 +213,10 @@ class GenerateSettings(WriterSettings):
     queries_each: int = setting(5, "queries of each passage", ge=1)
     sampling: SamplingSettings = group("how tokens are drawn", SamplingSettings)
     passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's, else none")
-    passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
+    passage_length: int | None = setting(None, "longest passage, in tokens; by default the model folder's, else 128", ge=8)
     query_length: int | None = setting(
         None,
-        "most tokens of a query; by default the model folder's, else 64; of an endpoint, a reply has at most so many for each query",
+        "longest query, in tokens; by default the model folder's, else 64; of an endpoint, a reply has at most so many for each query",
         ge=4,
     )
     duplicates: Literal["drop", "keep"] = setting("drop", "what to do with a query that the passage already has")

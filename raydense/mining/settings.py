@@ -44,10 +44,13 @@ class Shortage(BaseSettings):
 
     negatives: int
     min_negatives: int | None = setting(
-        None, "the fewest negatives that a query is to have, what the training takes of each; by default as many as asked", ge=1
+        None,
+        "a query with fewer negatives than this is short, and `shortage` decides about it: give what the training takes of each query"
+        " (`train --negatives`); by default `negatives`",
+        ge=1,
     )
     shortage: Literal["keep", "drop", "fail"] = setting(
-        "keep", "what to do with a query that has fewer: keep what was found, drop the query, or stop"
+        "keep", "what to do with a query that is short of negatives: keep what was found, drop the query, or stop"
     )
 
     @property
@@ -91,7 +94,7 @@ class MineSettings(Settings, Margins, WithoutAnswers, Shortage):
     qrels: Folder = artifact("qrels", "the positives; queries not judged here get no example")
     hybrid: HybridSettings | None = group("also take pseudo-positives and confident negatives of labels (RocketQAv2)")
     negatives: int = setting(8, "negatives of each query, with hybrid of both parts together", ge=1)
-    random: int = setting(0, "how many of them are random passages of the corpus, and not of the run", ge=0)
+    random: int = setting(0, "of the negatives, how many are random passages of the corpus, not hits of the run", ge=0)
     depth: int = setting(200, "ranks of the run to draw from", ge=1)
     skip: int = setting(0, "first ranks to skip", ge=0)
     pick: Literal["random", "top"] = setting("random", "random: draw from the ranks at random; top: take the highest")
@@ -150,7 +153,7 @@ class LabelSettings(Settings, Spread, WithoutAnswers, Shortage):
     depth: int = setting(50, "passages of each query to score", ge=1)
     s_pos: float = setting(0.9, "a probability above it makes a pseudo-positive", ge=0, le=1)
     s_neg: float = setting(0.1, "a probability below it makes a confident negative; candidates in between are left out", ge=0, le=1)
-    negatives: int = setting(8, "most confident negatives of each query, drawn at random", ge=1)
+    negatives: int = setting(8, "at most so many negatives of each query, drawn at random from those below s_neg", ge=1)
     seed: int = setting(42, "random seed of the draw, and of the sample to read", ge=0, lt=2**63)
     token_budget: int = resource(0, BATCH, ge=0)
     block: int = setting(256, "queries that are scored and committed together", ge=1)

@@ -50,7 +50,10 @@ class IndexSettings(Settings):
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)
     recall: float = setting(
-        0.95, "faiss with inverted lists: nprobe is chosen to find this share of the exact best 100; 0: a search must give it", ge=0, le=1
+        0.95,
+        "faiss with inverted lists: choose the smallest nprobe that finds this share of the exact best 100; 0: choose none, each search gives it",
+        ge=0,
+        le=1,
     )
     bm25: BM25Settings = group("how texts are split into words, and words weighted", BM25Settings)
     seed: int = setting(42, "random seed of the samples that a quantiser is trained on, and nprobe chosen by", ge=0, lt=2**63)
@@ -198,7 +201,7 @@ class SearchSettings(Settings, Pool):
     k: int = setting(100, "passages of each query", ge=1)
     drop_identical: bool = setting(
         False,
-        "leave out a passage with the query's own id (unless qrels judge it), as BEIR does: in ArguAna and Quora it is the query itself",
+        "leave out the passage whose id is the query's own, as BEIR does (ArguAna, Quora), unless qrels judge it",
     )
     block: int = setting(2_048, "queries of a block, which is searched at once and committed as one file; it bounds the memory", ge=1)
     pool: OneOrMore = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")

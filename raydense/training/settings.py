@@ -19,15 +19,15 @@ class DevSettings(BaseSettings):
     run: FolderOrNone = artifact(
         "run", "candidates of the dev queries: a re-ranker reorders them, for a retriever they are hard candidates", None
     )
-    every: int = setting(0, "steps between dev measurements; 0: ten measurements in all", ge=0)
+    every: int = setting(0, "steps between dev measurements; 0: a tenth of all steps, rounded up", ge=0)
     patience: int = setting(0, "stop after so many dev measurements in a row without a better one; 0: never", ge=0)
     keep: Literal["best", "last"] = setting(
         "best", "the weights of the step with the best MRR@10, or of the last one: where the same queries are reported afterwards"
     )
     passages: int = setting(
         5_000,
-        "passages that the dev queries are searched in; of more queries than passages, or whose positives are more than half, some are drawn;"
-        " for a re-ranker, pairs: 20 candidates of each query, so that 5,000 are 250 queries, drawn where there are more",
+        "how many passages the dev queries are searched in: their positives, the first hits of dev.run, and random ones; of more queries than"
+        " this, or whose positives are more than half of it, some are drawn. For a re-ranker: how many pairs are scored, 20 of each query",
         ge=10,
     )
 
@@ -182,8 +182,8 @@ class VectorSettings(BaseSettings):
     normalize: bool | None = setting(None, "scale vectors to length 1; by default the model folder's, else no")
     query_prefix: str | None = setting(None, "text put before each query; by default the model folder's")
     passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's")
-    query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 32", ge=4)
-    passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
+    query_length: int | None = setting(None, "longest query, in tokens; by default the model folder's, else 32", ge=4)
+    passage_length: int | None = setting(None, "longest passage, in tokens; by default the model folder's, else 128", ge=8)
 
     def left_open(self) -> set[str]:
         """The temperature if none is given: it follows from the model, and the output records it."""
@@ -194,7 +194,7 @@ class PairSettings(BaseSettings):
     """How a re-ranker reads a query with a passage, and learns from labels."""
 
     loss: Literal["listwise", "pointwise"] = setting("listwise", "listwise: over a query's list; pointwise: each passage by itself")
-    pair_length: int | None = setting(None, "most tokens of a query with a passage; by default the model folder's, else 128", ge=8)
+    pair_length: int | None = setting(None, "longest query with a passage, in tokens; by default the model folder's, else 128", ge=8)
 
 
 class RefreshedSettings(BaseSettings):
@@ -248,7 +248,7 @@ class PretrainSettings(LoopSettings):
     batch_size: int = setting(64, "passages of one optimiser step, over all workers", ge=1)
     accumulation: int = setting(1, "number of parts of a step, which run one after another; cocondenser compares the texts of a part", ge=1)
     mask: float = setting(0.15, "share of a passage's tokens to mask", gt=0, lt=1)
-    passage_length: int = setting(144, "most tokens of a passage, and of a context", ge=8)
+    passage_length: int = setting(144, "longest passage, and longest context, in tokens", ge=8)
 
 
 class ContextSettings(BaseSettings):

@@ -32,8 +32,8 @@ class QueryGenerator(Method):
         """Train a sequence-to-sequence model that writes queries for passages."""
 
         passage_prefix: str | None = setting(None, "text put before each passage; by default the model folder's")
-        query_length: int | None = setting(None, "most tokens of a query; by default the model folder's, else 64", ge=4)
-        passage_length: int | None = setting(None, "most tokens of a passage; by default the model folder's, else 128", ge=8)
+        query_length: int | None = setting(None, "longest query, in tokens; by default the model folder's, else 64", ge=4)
+        passage_length: int | None = setting(None, "longest passage, in tokens; by default the model folder's, else 128", ge=8)
 
     @classmethod
     def couples(cls, settings: Any) -> bool:

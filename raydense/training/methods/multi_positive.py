@@ -20,7 +20,7 @@ class MultiPositive(Retriever):
     class Settings(Retriever.Settings):
         """Train a retriever from several positives a query."""
 
-        positives: int = setting(1, "most positives of each query at each step", ge=1)
+        positives: int = setting(1, "how many positives of a query a step learns from, at most", ge=1)
 
     @classmethod
     def draws(cls, settings: Any) -> Draws:
