@@ -11,7 +11,7 @@ import click
 from raydense.cli.flags import join
 from raydense.cli.recipes import read_recipe, recipe_argument, recipe_options
 from raydense.errors import InputError
-from raydense.recipes.content import recipe_named
+from raydense.recipes.content import described, recipe_named, recipe_names
 from raydense.recipes.planning import Measured, Prices, total_of
 from raydense.recipes.recipe import Recipe, plan
 from raydense.recipes.sweep import Sweep, plan_sweep, trial_to_calibrate
@@ -21,9 +21,27 @@ _HEADS = ("stage", "time", "GPU hours", "memory", "storage", "cost")
 _CALIBRATE_S = 180.0
 
 
+def _list_recipes(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    for name in recipe_names():
+        sentence, given = described(name)
+        names = f"  [{', '.join(given)}]" if given else ""
+        print(f"{name}{names}\n    {sentence}")
+    ctx.exit()
+
+
 @click.command("plan")
 @recipe_argument
 @recipe_options
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_recipes,
+    help="only name the recipes that come with raydense, each with what it does and the names in its `given:`",
+)
 @click.option(
     "--calibrate", is_flag=True, help="first run every stage on small slices, on the cluster at hand, and estimate from what they took"
 )

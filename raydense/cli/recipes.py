@@ -32,7 +32,12 @@ recipe_argument = click.argument("recipe", shell_complete=_recipes)
 
 def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option(
-        "--set", "changes", multiple=True, metavar="STAGE.KEY=VALUE", help="change a setting of the recipe (also seed=N)"
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="change a value of the recipe, as often as needed: NAME=VALUE of its `given:` (source=FOLDER), STAGE.KEY=VALUE, defaults.KEY=VALUE,"
+        " or seed=N; the value null removes a key",
     )(command)
     command = click.option("--json", "as_json", is_flag=True, help=AS_JSON)(command)
     return click.option("--output", required=True, metavar="PATH", help="the folder for the outputs of all stages")(command)
@@ -66,7 +71,7 @@ def stages_of(work: Recipe | Sweep) -> list[Stage]:
     help="trials at once, of a recipe with `sweep:`; on one machine trainings share its cores  [1]",
 )
 def run_command(recipe: str, output: str, changes: tuple[str, ...], as_json: bool, address: str | None, concurrent: int) -> None:
-    """Run the stages of RECIPE, a file or the name of one that comes with raydense, in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
+    """Run the stages of RECIPE, a file or the name of one that comes with raydense (`raydense plan --list`), in order, continuing where an earlier run stopped; with `sweep:`, the stages of every trial."""
     join(address)
     recipe = recipe_named(recipe)
     read = read_recipe(recipe, output, changes, concurrent)

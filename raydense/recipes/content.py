@@ -46,6 +46,15 @@ def recipe_names() -> list[str]:
     return sorted(file.stem for file in recipe_file("quickstart").parent.glob("*.yaml"))
 
 
+def described(name: str) -> tuple[str, list[str]]:
+    """The first sentence about a recipe that comes with raydense, and the names that it is given, those of its base too."""
+    head = recipe_file(name).read_text(encoding="utf-8").partition("\nstages:")[0]  # reading the stages of all recipes takes seconds
+    content = yaml.load(head, _Once)
+    below = described(Path(content["base"]).stem)[1] if "base" in content else []
+    first = re.split(r"\.(?= [A-Z])", " ".join(content["description"].split()), maxsplit=1)[0]
+    return first.removesuffix("."), list(dict.fromkeys([*below, *(content.get("given") or {})]))
+
+
 def load_recipe(file: str | os.PathLike[str], twins: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The content of a recipe. One with `base: RECIPE` (its name, or a path from this one's folder) is that recipe with other values.
 

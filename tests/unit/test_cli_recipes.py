@@ -1,6 +1,7 @@
 """`run` and `plan`: a fault that is known before the first stage stops both, and an error names its stage."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from raydense.cli import main
 from raydense.errors import InputError
+from raydense.recipes.content import load_recipe, recipe_file, recipe_names
 from raydense.recipes.recipe import Recipe, run
 from raydense.storage import Draft
 
@@ -34,6 +36,17 @@ def call(capsys, *arguments: str) -> tuple[object, str, list[str]]:
         main(list(arguments))
     out, err = capsys.readouterr()
     return stopped.value.code, out, err.splitlines()
+
+
+def test_the_recipes_are_listed_with_a_sentence_and_the_names_that_they_are_given(capsys):
+    code, out, err = call(capsys, "plan", "--list")
+    names, sentences = out.splitlines()[::2], out.splitlines()[1::2]
+    assert (code, err) == (0, [])
+    assert [line.split()[0] for line in names] == recipe_names()
+    assert all(re.fullmatch(r" {4}\S.{19,}[^.]", line) for line in sentences)
+    assert "    Generation-augmented retrieval (Mao et al. 2021)" in {line[:52] for line in sentences}
+    content = load_recipe(recipe_file("pair-medquad-sweep"))  # it has no stages of its own, and all names from its base
+    assert f"pair-medquad-sweep  [{', '.join(content['given'])}]" in names
 
 
 def test_a_plan_with_a_wrong_stage_is_printed_and_ends_with_2(here, capsys):

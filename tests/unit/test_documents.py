@@ -71,7 +71,7 @@ def _check(words: list[str]) -> None:
         found = command.commands.get(verb)
         assert found is not None, f"no verb {verb!r}"
         command = found
-    if isinstance(command, click.Group) or rest in (["--help"], ["--version"]):
+    if isinstance(command, click.Group) or rest in (["--help"], ["--version"], ["--list"]):
         return
     if "margin:Margin" in rest:  # the class of the worked example, which tests/unit/test_training_methods_page.py runs
         return
