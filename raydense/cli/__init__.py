@@ -64,7 +64,7 @@ def _evaluate_command() -> click.Command:
 
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (EvaluateSettings, SuiteSettings))
     params = [*evaluate_flags(), *common_flags()]
-    return Command("evaluate", renamed_by=EvaluateSettings, params=params, callback=call, help=words)
+    return Command("evaluate", renamed_by=EvaluateSettings, params=params, callback=call, help=words, epilog=example_of("evaluate"))
 
 
 def _search_command() -> click.Command:
@@ -80,7 +80,7 @@ def _search_command() -> click.Command:
         _print_result("search", VERBS["search"].run(settings), as_json)
 
     words = "\n\n".join(cleandoc(str(kind.__doc__)) for kind in (SearchSettings, AskSettings))
-    return Command("search", params=[*search_flags(), *common_flags()], callback=call, help=words)
+    return Command("search", params=[*search_flags(), *common_flags()], callback=call, help=words, epilog=example_of("search"))
 
 
 def _print_result(verb: str, result: Any, as_json: bool) -> None:
