@@ -59,8 +59,8 @@ def wrong_input(stage: Stage, earlier: list[Stage]) -> str:
         fault = _fault(path, kind, earlier, curves=(stage.verb, key) == ("evaluate", "models"))
         fault = fault or _other_model(path, _RUNS.get((stage.verb, key), ()), earlier)
         if fault:
-            by = f"; give another by --set {stage.given[key]}=PATH" if key in stage.given else ""
-            return f"{key}: {fault}{by}"
+            fix = f"; give another by --set {stage.given[key]}=PATH" if key in stage.given else _forgotten(path, earlier)
+            return f"{key}: {fault}{fix}"
     try:
         if isinstance(stage.settings, LoopSettings):
             method_of(stage.settings).check_examples(stage.settings)
@@ -73,7 +73,7 @@ def _fault(path: str, kind: str, earlier: list[Stage], curves: bool) -> str:
     """What is wrong with one input; of a model of which only the `curves` are read, both that were trained together count as one."""
     producer = _producer(path, earlier)
     if producer is None or read_manifest(producer.settings.output) is not None:
-        return _not_there(path, kind, earlier)
+        return _not_there(path, kind)
     part, makes = below(path, producer.settings.output) or "", _makes(producer)
     if not part and makes and makes not in kind.split(" or ") and not (curves and makes == "joint"):
         of = f"; name one of its parts, as ${producer.name}/{kind.split(' or ')[-1]}" if makes == "dataset" else ""
@@ -151,7 +151,13 @@ def _makes(stage: Stage) -> str:
     return method_of(stage.settings).artifact if isinstance(stage.settings, LoopSettings) else VERBS[stage.verb].makes
 
 
-def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
+def _forgotten(path: str, earlier: list[Stage]) -> str:
+    """What to say of a path that begins with the name of a stage, where it is not the stage's output."""
+    of_stage = not os.path.isabs(path) and Path(path).parts[0] in {stage.name for stage in earlier} and _producer(path, earlier) is None
+    return f"; the output of a stage is written ${path}" if of_stage else ""
+
+
+def _not_there(path: str, kind: str) -> str:
     """The fault of an input that is there or will never be."""
     fault = ""
     try:
@@ -164,9 +170,7 @@ def _not_there(path: str, kind: str, earlier: list[Stage]) -> str:
             Artifact.open(path, kind)
     except InputError as error:
         fault = str(error)
-    names = {stage.name for stage in earlier}
-    forgotten = fault and not os.path.isabs(path) and Path(path).parts[0] in names
-    return f"{fault}; the output of a stage is written ${path}" if forgotten else fault
+    return fault
 
 
 def below(path: str, folder: str) -> str | None:

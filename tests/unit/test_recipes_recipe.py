@@ -843,6 +843,14 @@ stages:
     assert rows[stage]["note"] == note
 
 
+def test_a_folder_that_is_given_to_a_recipe_is_not_taken_for_the_output_of_a_stage(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stages = {"data": {"do": "sample"}, "words": {"do": "index", "kind": "bm25", "corpus": "$texts"}}
+    recipe = Recipe.build({"given": {"texts": "data/texts"}, "stages": stages}, "out", "r.yaml")
+    note = "corpus: data/texts: no such folder; give a folder of kind corpus; give another by --set texts=PATH"
+    assert plan(recipe)[1]["note"] == note
+
+
 TEXTS = {"corpus": "$data/corpus", "queries": "$data/queries"}
 TRAINED = {"do": "train", "model": "tiny", **TEXTS, "examples": "$data/qrels/train"}
 
