@@ -895,6 +895,59 @@ def test_dpr_corpus_questions_and_results(tmp_path: Path) -> None:
     assert passages(import_corpus("dpr", written, tmp_path / "c").path) == passages(out / "corpus")
 
 
+def test_a_run_is_written_as_results_of_dpr_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a file's many queries some are in memory at a time."""
+    texts = {"d1": ("Paris", "Capital of  France"), "d2": ("", "the U.S.A. is big"), "d3": ("Rome", 'in Italy, "Paris-like"')}
+    asked = {"q2": ("what is big?", ["u.s.a", "USA"]), "q1": ("which city?", ["paris", "Rome"]), "q3": ("no answer?", [])}
+    put_json(tmp_path / "in" / "corpus.jsonl", *({"_id": i, "title": t, "text": x} for i, (t, x) in texts.items()))
+    put_json(tmp_path / "in" / "queries.jsonl", *({"_id": i, "text": t, "answers": a} for i, (t, a) in asked.items()))
+    data = imported("beir", tmp_path / "in", tmp_path / "data")
+    hits = [("q1", "d3", 2.5), ("q1", "d1", 0.1), ("q2", "d1", 1e-5), ("q2", "d2", -3.25), ("q3", "d2", 7.0)]
+    lines_ = (f"{q} Q0 {d} 1 {s} t" for q, d, s in hits)
+    run = imported("trec", put(tmp_path / "a.run", *lines_), tmp_path / "run") / "run"
+    given = {"run": run, "corpus": data / "corpus", "queries": data / "queries"}
+    out = exported("dpr", tmp_path / "whole.json", **given)
+    assert "export: 1 queries have no answers" in capfd.readouterr().err
+    holds = {("q1", "d3"), ("q2", "d2")}  # of q1's answers the titles of both passages have one, which counts for nothing
+    assert json.loads(out.read_text()) == [
+        {
+            "question": asked[query][0],
+            "answers": asked[query][1],
+            "ctxs": [
+                {"id": d, "title": texts[d][0], "text": texts[d][1], "score": str(np.float32(s)), "has_answer": (q, d) in holds}
+                for q, d, s in hits
+                if q == query
+            ],
+        }
+        for query in ("q1", "q2", "q3")
+    ]
+    monkeypatch.setattr(outlet_format, "_STEP", 1)
+    assert exported("dpr", tmp_path / "pieces.json", **given).read_text() == out.read_text()
+    again = imported("dpr", Path(str(out)), tmp_path / "again")
+    names = {q["query_id"]: q["text"] for q in table(again / "queries", "queries")}
+    assert [q["answers"] for q in table(again / "queries", "queries")] == [asked[q][1] for q in ("q1", "q2", "q3")]
+    before, after = table(run, "run"), table(again / "run", "run")
+    assert [{**row, "query_id": names[row["query_id"]]} for row in after] == [{**r, "query_id": asked[r["query_id"]][0]} for r in before]
+
+
+def test_results_of_dpr_need_the_texts_of_all_ids(tmp_path: Path) -> None:
+    data = imported("beir", beir(tmp_path / "in"), tmp_path / "data")
+    run = imported("trec", put(tmp_path / "a.run", "q1 Q0 d1 1 2 t", "q9 Q0 d9 1 2 t"), tmp_path / "run") / "run"
+    given = {"corpus": data / "corpus", "queries": data / "queries"}
+    with pytest.raises(InputError, match="export: run without the texts of its ids; give --corpus and --queries too"):
+        exported("dpr", tmp_path / "x", run=run, corpus=data / "corpus")
+    with pytest.raises(InputError, match="run: names query 'q9', which the queries do not have"):
+        exported("dpr", tmp_path / "x", run=run, **given)
+    other = imported("trec", put(tmp_path / "b.run", "q1 Q0 d9 1 2 t"), tmp_path / "other") / "run"
+    with pytest.raises(InputError, match=r"run: names passage 'd9', which the corpus .* does not have"):
+        exported("dpr", tmp_path / "x", run=other, **given)
+    with pytest.raises(InputError, match=r"format dpr does not write run with .*examples; give one of: examples, run, corpus"):
+        exported("dpr", tmp_path / "x", run=run, examples=run, **given)
+    assert not (tmp_path / "x").exists()
+
+
 def test_dpr_questions_have_quotes_where_a_cell_holds_one(tmp_path: Path) -> None:
     rows = [["who?", ["a"]], ['"Fings Ain\'t" was by whom?', ['Lionel "Bart"']], ['a 5" disk?', ["b"]], ['said "so"?', ["it's"]]]
     with open(tmp_path / "qa.csv", "w", newline="") as stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydense.data.answers import normal_tokens, token_matcher
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part
 from raydense.data.formats.lines import Field, columns, first_line, is_unicode, json_objects, where
@@ -157,15 +158,23 @@ def _where_hit(path: Path, row: int) -> str:
 
 
 def write(outlet: Outlet) -> None:
-    """Write training examples as a JSON list, or a corpus as `psgs_w100.tsv`."""
-    if outlet.choose("examples", "corpus", texts=("corpus", "queries") if "examples" in outlet.given else ()) == "corpus":
+    """Write training examples or a run with its texts as a JSON list, or a corpus as `psgs_w100.tsv`."""
+    kind = outlet.choose("examples", "run", "corpus", spelled=("examples", "run"))
+    if kind == "corpus":
         _write_passages(outlet)
-        return
-    with open(outlet.path, "w", encoding="utf-8", newline="\n") as stream:
-        for number, example in enumerate(outlet.examples()):
-            stream.write(",\n" if number else "[\n")
-            stream.write(json.dumps(_entry(example), ensure_ascii=False))
-        stream.write("\n]\n")
+    elif kind == "examples":
+        _write_list(outlet.path, map(_entry, outlet.examples()))
+    else:
+        _write_list(outlet.path, _results(outlet))
+
+
+def _write_list(path: Path, entries: Iterable[dict[str, Any]]) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as stream:
+        between = "[\n"
+        for entry in entries:
+            stream.write(between + json.dumps(entry, ensure_ascii=False))
+            between = ",\n"
+        stream.write("\n]\n" if between == ",\n" else "[]\n")
 
 
 def _write_passages(outlet: Outlet) -> None:
@@ -193,3 +202,18 @@ def _entry(example: Example) -> dict[str, Any]:
         "negative_ctxs": [],
         "hard_negative_ctxs": negatives,
     }
+
+
+def _results(outlet: Outlet) -> Iterator[dict[str, Any]]:
+    """The hits of each question. As DPR has it, scores are strings, and `has_answer` is of the text alone: what answer accuracy counts."""
+    without = 0
+    for found in outlet.found():
+        holds = token_matcher(found.answers)
+        contexts = [
+            {"id": p.passage_id, "title": p.title, "text": p.text, "score": score, "has_answer": holds(normal_tokens(p.text))}
+            for p, score in zip(found.passages, found.scores, strict=True)
+        ]
+        yield {"question": found.query, "answers": found.answers, "ctxs": contexts}
+        without += not found.answers
+    if without:
+        say(f"export: {without:,} queries have no answers: has_answer is false for all that was found for them")

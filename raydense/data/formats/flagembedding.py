@@ -43,7 +43,7 @@ def _read_training(path: Path, gathered: TextCorpus) -> ExampleRows:
 
 def write(outlet: Outlet) -> None:
     """Write training examples; a passage is its title and its text."""
-    outlet.choose("examples", texts=("corpus", "queries"))
+    outlet.choose("examples")
     write_json_lines(outlet.path, (_entry(example) for example in outlet.examples()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ import pyarrow.parquet as pq
 
 from raydense.data.dataset import parts_of, refuse_part_name
 from raydense.data.lookup import IdLookup
+from raydense.data.runs import query_blocks
 from raydense.data.settings import ExportSettings
-from raydense.data.store import PassageStore
-from raydense.data.tables import read_table, unknown_query
+from raydense.data.store import PassageStore, Rows
+from raydense.data.tables import query_starts, read_table, unknown_query
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Place, read_manifest
@@ -44,6 +46,15 @@ class Example(NamedTuple):
     negative_scores: list[float] | None
 
 
+class Found(NamedTuple):
+    """What a run found for a query, best first, with its texts."""
+
+    query: str
+    answers: list[str]
+    passages: list[Passage]
+    scores: list[str]
+
+
 class Outlet:
     """The artifacts to write and the path to write to."""
 
@@ -53,18 +64,18 @@ class Outlet:
             name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples", "model", "report") if getattr(settings, name)
         ]
 
-    def choose(self, *kinds: str, texts: tuple[str, ...] = ()) -> str:
-        """The one of `kinds` that was given; `texts` may be given too, for the texts of its ids. InputError otherwise."""
+    def choose(self, *kinds: str, spelled: tuple[str, ...] = ("examples",)) -> str:
+        """The one of `kinds` that was given; with one of `spelled` come corpus and queries, for the texts of its ids. InputError otherwise."""
         name = self.settings.format
-        chosen = [kind for kind in kinds if kind in self.given]
-        if "examples" in chosen:
-            chosen = ["examples"]
+        by_text = [kind for kind in kinds if kind in self.given and kind in spelled]
+        chosen = by_text or [kind for kind in kinds if kind in self.given]
+        texts = ("corpus", "queries") if by_text else ()
         if len(chosen) != 1 or any(kind not in (*chosen, *texts) for kind in self.given):
             raise InputError(
                 f"format {name} does not write {' with '.join(self.given) or 'nothing'}", "export", f"give one of: {', '.join(kinds)}"
             )
-        if chosen == ["examples"] and not {"corpus", "queries"} <= set(self.given):
-            raise InputError("examples need their texts", "export", "give --corpus and --queries too")
+        if not set(texts) <= set(self.given):
+            raise InputError(f"{chosen[0]} without the texts of its ids", "export", "give --corpus and --queries too")
         return chosen[0]
 
     def choose_parts(self, *kinds: str) -> dict[str, str]:
@@ -140,6 +151,18 @@ class Outlet:
             for batch in pq.ParquetFile(part).iter_batches(8 * _STEP):
                 yield pa.Table.from_batches([batch])
 
+    def found(self) -> Iterator[Found]:
+        """The hits of the given run, query by query, with their texts; InputError on an id that the corpus or the queries do not have."""
+        run = Artifact.open(str(self.settings.run), "run")
+        self.store.refuse_rows_of_another(run)
+        for block in query_blocks(run.parts(".parquet"), _STEP):
+            starts = query_starts(block["query_id"])
+            asked = self._asked_of(block["query_id"].take(pa.array(starts[:-1])), run.place)
+            rows, scores = self.store.known_rows(block["passage_id"], run.place), exact(block["score"])
+            passages = self._passages_at(rows)
+            for query, (start, stop) in zip(asked, pairwise(starts.tolist()), strict=True):
+                yield Found(query["text"], query.get("answers") or [], [passages[r] for r in rows[start:stop].tolist()], scores[start:stop])
+
     def passages(self) -> Iterator[pa.Table]:
         """The whole corpus, some thousand passages at a time."""
         for start in range(0, len(self.store), _STEP):
@@ -160,13 +183,8 @@ class Outlet:
         rows = np.unique(np.array([r for e in entries for r in (*e["positives"], *e["negatives"])], dtype=np.int64))
         if rows.size and (rows[0] < 0 or rows[-1] >= len(self.store)):
             raise InputError("the examples name passages that the corpus does not have", path, "give their own corpus")
-        found = self.store.take(rows, ["passage_id", "title", "text"]).to_pydict()
-        spelled = dict(zip(rows.tolist(), map(Passage, found["passage_id"], found["title"], found["text"]), strict=True))
-        positions = self._asked.positions(table["query_id"])
-        if (unknown := np.flatnonzero(positions < 0)).size:
-            raise unknown_query(entries[int(unknown[0])]["query_id"], path)
-        asked = self.queries.take(pa.array(positions)).to_pylist()
-        for entry, query in zip(entries, asked, strict=True):
+        spelled = self._passages_at(rows)
+        for entry, query in zip(entries, self._asked_of(table["query_id"], path), strict=True):
             yield Example(
                 entry["query_id"],
                 query["text"],
@@ -176,6 +194,19 @@ class Outlet:
                 _short(entry.get("positive_scores")),
                 _short(entry.get("negative_scores")),
             )
+
+    def _passages_at(self, rows: Rows) -> dict[int, Passage]:
+        """The passages at these rows, each once."""
+        rows = np.unique(rows)
+        found = self.store.take(rows, ["passage_id", "title", "text"]).to_pydict()
+        return dict(zip(rows.tolist(), map(Passage, found["passage_id"], found["title"], found["text"]), strict=True))
+
+    def _asked_of(self, ids: pa.ChunkedArray, where: object) -> list[dict[str, Any]]:
+        """The queries of these ids; InputError on one that the queries do not have."""
+        positions = self._asked.positions(ids)
+        if (unknown := np.flatnonzero(positions < 0)).size:
+            raise unknown_query(ids[int(unknown[0])].as_py(), where)
+        return list(self.queries.take(pa.array(positions)).to_pylist())
 
 
 def splits_of(parts: dict[str, str], kind: str) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ def _passages(entry: dict[str, Any], side: str, gathered: TextCorpus, own: bool,
 
 def write(outlet: Outlet) -> None:
     """Write a run, a corpus, queries, or training examples with the texts of their passages (the variant that needs no corpus)."""
-    kind = outlet.choose("examples", "run", "corpus", "queries", texts=("corpus", "queries") if "examples" in outlet.given else ())
+    kind = outlet.choose("examples", "run", "corpus", "queries")
     if kind == "run":
         cells = ({"qid": t["query_id"].to_pylist(), "docid": t["passage_id"].to_pylist(), "score": exact(t["score"])} for t in outlet.run())
         write_columns(outlet.path, cells)
