@@ -24,6 +24,8 @@ _LOOKS = [
     (r'(\[|\{).*"ctxs":', "dpr", "run"),
     (r"[^\t]+\t\[.*\]$", "dpr", "queries"),
     (r"[^\t]+\t[^\t]+$", "msmarco", "queries"),  # before those whose columns a query's words would fill
+    (r"[^\t]+(\t[^\t]+){4}\t0$", "rocketqa", "examples/SPLIT"),
+    (r"\S+\t\S+\t\d+\t-?\d*\.\d\S*$", "rocketqa", "run"),
     (r"\S+\s+\S+\s+\S+\s+\d+\s+\S+\s+\S+$", "trec", "run"),
     (r"\S+\s+\S+\s+\S+\s+-?\d+$", "trec", "qrels/SPLIT"),
     (r"\S+\t\S+\t\d+$", "msmarco", "run"),
@@ -53,7 +55,7 @@ def how_to_import(file: Place, kind: str | None) -> str:
         return f"it looks like {holds} of the format {format}; give {kind}"
     source, output = os.path.join(folder, name) if name else folder or ".", f"data/{stem}"
     command = shlex.join(["raydense", "import", "--format", format, "--input", source, "--output", output])
-    if format == "sbert_negatives":  # it has no texts
+    if format == "sbert_negatives" or (format, holds) == ("rocketqa", "examples"):  # the passages are those of a corpus
         command += " --corpus CORPUS"
     return f"{rename}make one with `{command}`, and give {shlex.quote(f'{output}/{part}')}"
 

@@ -25,8 +25,8 @@ from raydense.data.formats.json_maps import json_pairs
 from raydense.data.formats.lines import Field, blocks, columns, json_object, where
 from raydense.data.formats.outlet import Outlet
 from raydense.data.formats.records import name, objects, text
-from raydense.data.formats.text_pairs import TextPairs
-from raydense.data.formats.texts import TextCorpus, text_id
+from raydense.data.formats.text_pairs import TextPairs, named_queries
+from raydense.data.formats.texts import TextCorpus
 from raydense.errors import InputError
 
 MAP = "passage2id.map.json"
@@ -140,11 +140,7 @@ def read(source: Path, intake: Intake) -> None:
     if found["collection"] or found["map"]:
         intake.corpus(passages(source))
     trained = [(path, _read_training(path, intake)) for path in found["training"]]
-    known = {asked: query_id for query_id, (asked, _) in reversed(queries.queries.items())}
-    for path, pairs_of in trained:
-        for asked in pairs_of.texts:
-            if asked not in known:
-                known[asked] = queries.add_query(asked, str(path), text_id(asked))
+    known = named_queries(trained, queries)
     if queries.queries:
         queries.write(intake, with_corpus=False)
     _write_judged(judged, trained, known, intake)
@@ -203,12 +199,11 @@ def _write_judged(
             intake.qrels(split, _qrels([p[0] for p in pairs], pa.array([p[1] for p in pairs], pa.string())), places.__getitem__)
     found = []
     for path, pairs_of in trained:
-        ids = pa.array([known[asked] for asked in pairs_of.texts], pa.string())
-        sides = {"positives": pairs_of.lists(True), "negatives": pairs_of.lists(False)}
-        some = pa.array(np.diff(sides["positives"].offsets.to_numpy()) > 0)
-        intake.examples(plain(path).stem, pa.table({"query_id": ids, **sides}).filter(some), partial(_file, path))
-        asked = ids.take(pc.list_parent_indices(sides["positives"]))
-        found.append(pa.table({"query_id": asked, "passage": sides["positives"].flatten()}))
+        examples = pairs_of.examples(known)
+        intake.examples(plain(path).stem, examples, partial(_file, path))
+        positives = examples["positives"].combine_chunks()
+        asked = examples["query_id"].take(pc.list_parent_indices(positives))
+        found.append(pa.table({"query_id": asked, "passage": positives.flatten()}))
     if found and "train" not in judged:
         pairs = without_repeats(pa.concat_tables(found), ["query_id", "passage"])
         passage_ids = trained[0][1].store.ids(pairs["passage"].to_numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -151,21 +151,10 @@ def _write_others(outlet: Outlet, judged: list[pa.ChunkedArray]) -> None:
 
 
 def _triples(outlet: Outlet, path: str) -> Iterator[dict[str, Iterable[Any]]]:
-    """Lines of query, positive and negative: as many as the longer list of an example has, the other one repeated."""
-    bare = 0
-    for example in outlet.examples(path):
-        if example.negatives:
-            yield _columns(example.query, "", *_both(example))
-        bare += not example.negatives
-    if bare:
-        say(f"export {Path(path).name}: leaves out {bare:,} examples without a negative")
-
-
-def _both(example: Example) -> tuple[list[str], str, list[str], str]:
-    rows = max(len(example.positives), len(example.negatives))
-    sides = ([_spelled(p) for p in islice(cycle(side), rows)] for side in (example.positives, example.negatives))
-    positives, negatives = sides
-    return positives, "", negatives, "0"
+    """Lines of query, positive and negative."""
+    for query, *sides in outlet.triples(path):
+        positives, negatives = ([_spelled(passage) for passage in side] for side in sides)
+        yield _columns(query, "", positives, "", negatives, "0")
 
 
 def _labelled(example: Example) -> dict[str, Iterable[Any]]:

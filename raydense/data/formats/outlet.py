@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,6 +177,21 @@ class Outlet:
             say(f"export: leaves out {len(every) - len(table):,} of {len(every):,} examples of {Place.of(path).name}, of these queries")
         for start in range(0, table.num_rows, _STEP // 8):
             yield from self._spelled(table.slice(start, _STEP // 8), path)
+
+    def triples(self, path: str | None = None) -> Iterator[tuple[str, list[Passage], list[Passage]]]:
+        """Each example's query, with as many positives and negatives as the longer of its lists has, the other one repeated.
+
+        Examples without a negative are left out, and counted.
+        """
+        path, bare = path or str(self.settings.examples), 0
+        for example in self.examples(path):
+            if example.negatives:
+                rows = max(len(example.positives), len(example.negatives))
+                positives, negatives = (list(islice(cycle(side), rows)) for side in (example.positives, example.negatives))
+                yield example.query, positives, negatives
+            bare += not example.negatives
+        if bare:
+            say(f"export {Place.of(path).name}: leaves out {bare:,} examples without a negative")
 
     def _spelled(self, table: pa.Table, path: str) -> Iterator[Example]:
         entries = table.to_pylist()

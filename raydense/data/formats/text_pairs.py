@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.data.formats.lines import Field, Where, columns, placed, refuse_blank, where
-from raydense.data.formats.texts import Numbers, lists_of
+from raydense.data.formats.texts import Numbers, TextCorpus, lists_of, text_id
 from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.runtime.progress import say
@@ -36,10 +36,16 @@ class TextPairs:
         if self._lost:
             say(f"import {path.name}: {self._lost:,} passages that the corpus does not have left out, of {self._row.size:,}")
 
-    def lists(self, positive: bool) -> pa.ListArray:
+    def _lists(self, positive: bool) -> pa.ListArray:
         """The rows of each query's positives, or of its other passages, in the order of the file: lists of int64."""
         keep = (self._positive == positive) & (self._row >= 0)
         return lists_of(self._query[keep], self._row[keep], len(self.texts))
+
+    def examples(self, ids: dict[str, str]) -> pa.Table:
+        """The queries that have a positive, their ids by their texts, with the rows of their passages."""
+        sides = {"positives": self._lists(True), "negatives": self._lists(False)}
+        some = pa.array(np.diff(sides["positives"].offsets.to_numpy()) > 0)
+        return pa.table({"query_id": pa.array([ids[text] for text in self.texts], pa.string()), **sides}).filter(some)
 
     def _rows(self, texts: pa.ChunkedArray, at: Where) -> NDArray[np.int64]:
         rows = self.store.rows_of_texts(texts)
@@ -49,6 +55,16 @@ class TextPairs:
             raise InputError(what, at(int(unknown[0])), "give its own corpus, or leave such passages out with --no-strict")
         self._lost += unknown.size
         return rows
+
+
+def named_queries(trained: list[tuple[Path, TextPairs]], queries: TextCorpus) -> dict[str, str]:
+    """The ids of queries by their texts: those of `queries`, the first where several have a text, and ids made of it of all others, which are added."""
+    known = {asked: query_id for query_id, (asked, _) in reversed(queries.queries.items())}
+    for path, pairs in trained:
+        for asked in pairs.texts:
+            if asked not in known:
+                known[asked] = queries.add_query(asked, str(path), text_id(asked))
+    return known
 
 
 def _sides(table: pa.Table) -> Iterator[tuple[pa.ChunkedArray, NDArray[np.int64]]]:
