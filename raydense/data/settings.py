@@ -266,7 +266,7 @@ class PerturbSettings(Settings):
 class ExportSettings(Settings):
     """Write artifacts in another tool's format."""
 
-    newer = ("license", "language", "model", "report", "trained_on")
+    newer = ("license", "language", "model", "report", "trained_on", "index", "embeddings")
 
     format: Annotated[str, _format_that("write")] = setting(..., _listed("write"), examples=list(formats_that("write")))
     run: FolderOrNone = artifact("run", "the run to write", None)
@@ -279,6 +279,8 @@ class ExportSettings(Settings):
         [],
     )
     examples: FolderOrNone = artifact("examples", "the training examples to write", None)
+    index: FolderOrNone = artifact("index", "pyserini: the FAISS index to write, of one shard", None)
+    embeddings: FolderOrNone = artifact("embeddings", "pyserini: the vectors to write, with the texts of corpus", None)
     dataset: FolderOrNone = artifact(
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
     )
@@ -295,7 +297,7 @@ class ExportSettings(Settings):
 
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
-        parts = [name for name in ("run", "corpus", "queries", "examples") if getattr(self, name)]
+        parts = [name for name in ("run", "corpus", "queries", "examples", "index", "embeddings") if getattr(self, name)]
         if self.dataset and parts:
             raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
         if self.format != "hub":

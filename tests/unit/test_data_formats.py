@@ -23,6 +23,7 @@ from raydense.data.formats import dpr as dpr_format
 from raydense.data.formats import lines
 from raydense.data.formats import msmarco as msmarco_format
 from raydense.data.formats import outlet as outlet_format
+from raydense.data.formats import pyserini as pyserini_format
 from raydense.data.formats import records as records_format
 from raydense.data.formats import texts as texts_format
 from raydense.data.formats.intake import Intake
@@ -30,10 +31,13 @@ from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.lookup import hash_strings
 from raydense.data.settings import ExportSettings, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore
-from raydense.data.tables import commit_table, read_table
+from raydense.data.tables import commit_table, read_table, write_arrow
 from raydense.errors import InputError
+from raydense.retrieval.faiss_library import faiss
+from raydense.runtime.tasks import shard_ranges
 from raydense.storage import Artifact, Draft
 from tests.damaged import damaged
+from tests.embeddings import write_corpus, write_embeddings
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -1055,6 +1059,64 @@ def test_pyserini(tmp_path: Path) -> None:
     corpus = import_corpus("beir", beir(tmp_path / "in"), tmp_path / "c")
     rows = [json.loads(line) for line in exported("pyserini", tmp_path / "p.jsonl", corpus=corpus.path).read_text().splitlines()]
     assert rows[:2] == [{"id": "d1", "contents": "One first\ttext\nnext line"}, {"id": "2", "contents": "second"}]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_vectors_are_written_for_pyserini_with_their_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    corpus = write_corpus(tmp_path / "corpus", ["one", "two", "drei"], ["T", "", "文"])
+    vectors = (np.random.default_rng(0).normal(size=(3, 5)) * [[1e-6], [1], [1e4]]).astype(dtype)
+    vectors[1, :2] = 0, 1
+    made = write_embeddings(tmp_path / "vectors", vectors, corpus=corpus.fingerprint)
+    monkeypatch.setattr(pyserini_format, "_STEP", 1)
+    given = {"embeddings": made.path, "corpus": corpus.path}
+    found = [json.loads(line) for line in exported("pyserini", tmp_path / "e.jsonl", **given).read_text().splitlines()]
+    assert [(row["id"], row["contents"]) for row in found] == [("p0", "T one"), ("p1", "two"), ("p2", "文 drei")]
+    assert np.array_equal(np.array([row["vector"] for row in found], np.float32), vectors.astype(np.float32))
+    assert [list(row) for row in found] == [["id", "contents", "vector"]] * 3
+
+
+def faiss_index(folder: Path, vectors: Any, shards: int = 1, ids: list[str] | None = None, **more: Any) -> Path:
+    draft = Draft.open(folder, "index", {"ids": ids, **more})
+    ranges = shard_ranges(len(vectors), shards)
+    for shard, (start, stop) in enumerate(ranges):
+        index = faiss.IndexFlatIP(vectors.shape[1])
+        index.add(vectors[start:stop])
+        draft.commit(f"shard-{shard:05d}.faiss", lambda path, index=index: faiss.write_index(index, str(path)), stop - start)
+    names = pa.table({"passage_id": ids or [f"p{row}" for row in range(len(vectors))]})
+    draft.commit("passage_ids.arrow", lambda path: write_arrow(path, names), len(vectors))
+    return draft.finish(len(vectors), **{"kind": "faiss", "shards": ranges, **more}).path
+
+
+def test_an_index_is_written_as_pyserini_reads_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    out = Path(exported("pyserini", tmp_path / "out", index=faiss_index(tmp_path / "ix", vectors)))
+    assert sorted(path.name for path in out.iterdir()) == ["docid", "index"]
+    ids = [line.rstrip() for line in (out / "docid").read_text().splitlines()]
+    found = faiss.read_index(str(out / "index")).search(vectors[:3], 5)[1]
+    best = np.argsort(-(vectors[:3] @ vectors.T), axis=1)[:, :5]
+    assert [[ids[row] for row in rows] for rows in found] == [[f"p{row}" for row in rows] for rows in best]
+    assert "nprobe" not in capfd.readouterr().err
+    exported("pyserini", tmp_path / "lists", index=faiss_index(tmp_path / "of-lists", vectors, nprobe=16))
+    assert "set nprobe of the index that Pyserini reads to 16" in capfd.readouterr().err
+
+
+def test_pyserini_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+    vectors = np.eye(6, 4, dtype=np.float32)
+    corpus, other = write_corpus(tmp_path / "c", ["x"] * 6), write_corpus(tmp_path / "d", ["y"] * 6)
+    ours = write_embeddings(tmp_path / "e", vectors, corpus=corpus.fingerprint)
+    asked = write_embeddings(tmp_path / "q", vectors, queries="f")
+    for wrong, message in (
+        ({"index": faiss_index(tmp_path / "s", vectors, shards=3)}, r"/s: has 3 shards, and Pyserini reads one file; make one with"),
+        ({"index": faiss_index(tmp_path / "w", vectors, kind="bm25")}, r"/w: is an index of kind bm25, not of FAISS"),
+        ({"index": faiss_index(tmp_path / "i", vectors, ids=[*"abcde", "f g"])}, r"'f g' has a cell with a blank"),
+        ({"embeddings": ours.path}, r"export: embeddings without the texts of their ids; give --corpus too"),
+        ({"embeddings": ours.path, "corpus": other.path}, r"/e: was made with another corpus"),
+        ({"embeddings": asked.path, "corpus": corpus.path}, r"/q: holds vectors of queries, not of passages"),
+        ({"embeddings": ours.path, "index": ours.path}, r"does not write index with embeddings; give one of: corpus, index, embeddings"),
+    ):
+        with pytest.raises(InputError, match=message):
+            exported("pyserini", tmp_path / "out", **wrong)
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

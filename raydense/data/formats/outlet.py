@@ -60,9 +60,8 @@ class Outlet:
 
     def __init__(self, settings: ExportSettings, path: Path) -> None:
         self.settings, self.path = settings, path
-        self.given = [
-            name for name in ("dataset", "run", "corpus", "queries", "qrels", "examples", "model", "report") if getattr(settings, name)
-        ]
+        kinds = ("dataset", "run", "corpus", "queries", "qrels", "examples", "index", "embeddings", "model", "report")
+        self.given = [name for name in kinds if getattr(settings, name)]
 
     def choose(self, *kinds: str, spelled: tuple[str, ...] = ("examples",)) -> str:
         """The one of `kinds` that was given; with one of `spelled` come corpus and queries, for the texts of its ids. InputError otherwise."""
