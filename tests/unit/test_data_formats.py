@@ -464,6 +464,22 @@ def test_msmarco(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(blanks / "qrels/dev.small", "qrels") == table(out / "qrels/dev.small", "qrels")
 
 
+def test_examples_are_written_as_triples_of_ids_of_msmarco(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """All passages of an example are there, the shorter list again and again."""
+    put(tmp_path / "in" / "collection.tsv", *(f"{pid}\ttext {pid}" for pid in range(6)))
+    put(tmp_path / "in" / "queries.train.tsv", "10\tone", "11\ttwo")
+    triples = ["10\t0\t1", "10\t0\t2", "10\t0\t3", "11\t4\t0", "11\t5\t0"]
+    put(tmp_path / "in" / "qidpidtriples.train.tsv", *triples)
+    out = imported("msmarco", tmp_path / "in", tmp_path / "out")
+    given = {"corpus": out / "corpus", "queries": out / "queries"}
+    written = exported("msmarco", tmp_path / "qidpidtriples.train.tsv", examples=out / "examples/train", **given)
+    assert written.read_text().splitlines() == triples
+    trained = {"query_id": "10", "query_text": "one", "positive_document_ids": [0], "negative_document_ids": []}
+    bare = imported("tevatron", put_json(tmp_path / "train.jsonl", trained), tmp_path / "bare", corpus=str(out / "corpus"))
+    assert exported("msmarco", tmp_path / "none.tsv", examples=bare / "examples/train", **given).read_text() == ""
+    assert "export train: leaves out 1 examples without a negative" in capfd.readouterr().err
+
+
 def test_msmarco_triples_of_ids_are_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MS MARCO's own file has more ids than one Arrow array can hold."""
     rng, folder = np.random.default_rng(0), tmp_path / "in"

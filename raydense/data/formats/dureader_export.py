@@ -152,9 +152,9 @@ def _write_others(outlet: Outlet, judged: list[pa.ChunkedArray]) -> None:
 
 def _triples(outlet: Outlet, path: str) -> Iterator[dict[str, Iterable[Any]]]:
     """Lines of query, positive and negative."""
-    for query, *sides in outlet.triples(path):
-        positives, negatives = ([_spelled(passage) for passage in side] for side in sides)
-        yield _columns(query, "", positives, "", negatives, "0")
+    for example in outlet.triples(path):
+        positives, negatives = ([_spelled(passage) for passage in side] for side in (example.positives, example.negatives))
+        yield _columns(example.query, "", positives, "", negatives, "0")
 
 
 def _labelled(example: Example) -> dict[str, Iterable[Any]]:

@@ -7,7 +7,7 @@ another name, given alone, is a run. `para.title.txt` of RocketQA's archive has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
 from raydense.data.formats.lines import Field, columns, first_line, placed, refuse_blank, where
-from raydense.data.formats.outlet import Outlet, write_columns
+from raydense.data.formats.outlet import Example, Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore, full_text
@@ -219,8 +219,8 @@ def _read_text_triples(paths: list[Path], intake: Intake) -> None:
 
 
 def write(outlet: Outlet) -> None:
-    """Write one of run (`qid<TAB>pid<TAB>rank`), qrels, corpus (title and text as one) or queries as a file."""
-    kind = outlet.choose("run", "qrels", "corpus", "queries")
+    """Write one of run (`qid<TAB>pid<TAB>rank`), qrels, examples (triples of ids), corpus (title and text as one) or queries as a file."""
+    kind = outlet.choose("run", "qrels", "examples", "corpus", "queries")
     if kind == "corpus":
         tables = ({"pid": t["passage_id"].to_pylist(), "passage": full_text(t).to_pylist()} for t in outlet.passages())
         write_columns(outlet.path, tables)
@@ -230,5 +230,12 @@ def write(outlet: Outlet) -> None:
         found = outlet.qrels().to_pydict()
         zeros = repeat("0", len(found["query_id"]))
         write_columns(outlet.path, [{"qid": found["query_id"], "0": zeros, "pid": found["passage_id"], "1": found["relevance"]}])
+    elif kind == "examples":
+        write_columns(outlet.path, map(_triples, outlet.triples()))
     else:
         write_columns(outlet.path, (table.select(["query_id", "passage_id", "rank"]).to_pydict() for table in outlet.run()))
+
+
+def _triples(example: Example) -> dict[str, Iterable[str]]:
+    sides = {"pos": [p.passage_id for p in example.positives], "neg": [p.passage_id for p in example.negatives]}
+    return {"qid": repeat(example.query_id, len(sides["pos"])), **sides}

@@ -177,8 +177,8 @@ class Outlet:
         for start in range(0, table.num_rows, _STEP // 8):
             yield from self._spelled(table.slice(start, _STEP // 8), path)
 
-    def triples(self, path: str | None = None) -> Iterator[tuple[str, list[Passage], list[Passage]]]:
-        """Each example's query, with as many positives and negatives as the longer of its lists has, the other one repeated.
+    def triples(self, path: str | None = None) -> Iterator[Example]:
+        """The examples with as many positives and negatives as the longer of their lists has, the other one repeated, and without scores.
 
         Examples without a negative are left out, and counted.
         """
@@ -187,7 +187,7 @@ class Outlet:
             if example.negatives:
                 rows = max(len(example.positives), len(example.negatives))
                 positives, negatives = (list(islice(cycle(side), rows)) for side in (example.positives, example.negatives))
-                yield example.query, positives, negatives
+                yield Example(example.query_id, example.query, example.answers, positives, negatives, None, None)
             bare += not example.negatives
         if bare:
             say(f"export {Place.of(path).name}: leaves out {bare:,} examples without a negative")

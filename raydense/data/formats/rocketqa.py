@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, run_part
 from raydense.data.formats.lines import Field, columns, first_line, where
-from raydense.data.formats.outlet import Outlet, Passage, exact, write_columns
+from raydense.data.formats.outlet import Example, Outlet, exact, write_columns
 from raydense.data.formats.text_pairs import TextPairs, named_queries
 from raydense.data.formats.texts import TextCorpus
 from raydense.errors import InputError
@@ -83,16 +84,17 @@ def _hits(path: Path) -> Iterator[pa.Table]:
 def write(outlet: Outlet) -> None:
     """Write training examples for a dual encoder, or a run."""
     if outlet.choose("examples", "run") == "examples":
-        write_columns(outlet.path, (_lines(*triple) for triple in outlet.triples()))
+        write_columns(outlet.path, map(_lines, outlet.triples()))
     else:
         names = {"qid": "query_id", "pid": "passage_id", "rank": "rank"}
         cells = ({key: table[name].to_pylist() for key, name in names.items()} | {"score": exact(table["score"])} for table in outlet.run())
         write_columns(outlet.path, cells)
 
 
-def _lines(query: str, positives: list[Passage], negatives: list[Passage]) -> dict[str, Iterable[Any]]:
+def _lines(example: Example) -> dict[str, Iterable[Any]]:
     """Lines of an example; a passage without a title has the sign that RocketQA's scripts write for it."""
-    sides: dict[str, Iterable[Any]] = {"query": [query] * len(positives)}
-    for side, found in (("pos", positives), ("neg", negatives)):
+    rows = len(example.positives)
+    sides: dict[str, Iterable[Any]] = {"query": repeat(example.query, rows)}
+    for side, found in (("pos", example.positives), ("neg", example.negatives)):
         sides |= {f"title_{side}": [p.title or _NO_TITLE for p in found], f"para_{side}": [p.text for p in found]}
-    return sides | {"label": ["0"] * len(positives)}
+    return sides | {"label": repeat("0", rows)}
