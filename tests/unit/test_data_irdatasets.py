@@ -1,15 +1,18 @@
 """What ir_datasets gives that no file could: texts that are null, and downloads that fail."""
 
 import errno
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from raydense.data.formats import ir_datasets as ir_datasets_format
 from raydense.data.formats.ir_datasets import fetched, title_and_text
 from raydense.data.formats.lines import refuse_blank
+from raydense.data.tables import read_table
 from raydense.errors import InputError, fixable
 
 
@@ -165,3 +168,86 @@ def test_what_is_exported_loads_in_the_library_and_comes_back(tmp_path, monkeypa
     for part, kind in (("queries", "queries"), ("qrels/test", "qrels")):
         columns = ["query_id", "text"] if kind == "queries" else ["query_id", "passage_id", "relevance"]
         assert read_table(again / part, kind, columns).equals(read_table(data / part, kind, columns))
+
+
+@pytest.fixture
+def registered(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Registers a data set of the library's own classes, whose files are here; gives what an import makes of it."""
+    ir_datasets = pytest.importorskip("ir_datasets")
+    from raydense.data.importing import import_dataset
+    from raydense.data.settings import ImportSettings
+
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(ir_datasets.registry, "_registered", {**ir_datasets.registry._registered})
+
+    def make(name: str, *parts: Any, **more: Any) -> Path:
+        ir_datasets.registry.register(name, ir_datasets.Dataset(*parts))
+        return import_dataset(ImportSettings(format="ir_datasets", input=name, output=str(tmp_path / "out"), **more)).path
+
+    return make
+
+
+def local(path: Path, *lines: str) -> Any:
+    from ir_datasets.util import LocalDownload
+
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return LocalDownload(path)
+
+
+def dpr_parts(folder: Path, judged: list[str]) -> list[Any]:
+    """Documents, questions and qrels as dpr-w100 has them, by its own classes and grades."""
+    from ir_datasets.datasets.dpr_w100 import QREL_DEFS, DprW100Doc, DprW100Queries
+    from ir_datasets.formats import TrecQrels, TsvDocs
+
+    docs = local(folder / "docs.tsv", "id\ttext\ttitle", *(f"{n}\ttext {n}\tTitle {n}" for n in range(6)))
+    asked = local(folder / "queries.tsv", "0\twho\tA. Kiwi\tKiwi", "1\twhere\tBruges", "2\twhen", "3\twhy\tbecause")
+    documents = TsvDocs(docs, doc_cls=DprW100Doc, namespace="dpr", lang="en", skip_first_line=True)
+    return [documents, DprW100Queries(asked), TrecQrels(local(folder / "qrels", *judged), QREL_DEFS)]
+
+
+def test_answers_and_negatives_of_dpr_are_kept(registered, tmp_path, capsys) -> None:
+    """As `dpr` reads the files that this data set is made of: hard negatives, and those drawn at random only where there is no hard one."""
+    judged = ["0 0 0 2", "0 0 1 1", "0 0 2 0", "0 0 3 0", "0 0 4 -1", "1 0 5 1", "1 0 4 -1", "2 0 3 0", "3 0 1 1"]
+    out = registered("mine/train", *dpr_parts(tmp_path, judged))
+    assert read_table(out / "queries", "queries")["answers"].to_pylist() == [["A. Kiwi", "Kiwi"], ["Bruges"], [], ["because"]]
+    assert read_table(out / "examples/train", "examples").to_pylist() == [
+        {"query_id": "0", "positives": [0, 1], "negatives": [2, 3], "negative_sources": ["hard", "hard"]},
+        {"query_id": "1", "positives": [5], "negatives": [4], "negative_sources": ["negative"]},
+    ]
+    assert read_table(out / "qrels/train", "qrels")["relevance"].to_pylist() == [2, 1, 0, 0, -1, 1, -1, 0, 1]
+    said = capsys.readouterr().err
+    assert "import examples/train: 1 of 4 queries have no positive passage, and are left out" in said
+    assert "import examples/train: 1 of 3 entries have no negative passage, and are judgements alone" in said
+
+
+def test_grades_that_people_gave_make_no_examples(registered, tmp_path) -> None:
+    """Of passages that were judged and found wanting a training is not told: they are of a test set."""
+    from ir_datasets.formats import TrecQrels
+
+    documents, asked, _ = dpr_parts(tmp_path, [])
+    grades = TrecQrels(local(tmp_path / "r", "0 0 1 1", "0 0 2 0", "0 0 3 -2"), {1: "relevant", 0: "not relevant", -2: "spam"})
+    out = registered("mine/test", documents, asked, grades)
+    assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) == ["corpus", "manifest.json", "qrels", "queries"]
+    assert read_table(out / "qrels/test", "qrels")["relevance"].to_pylist() == [1, 0, -2]
+
+
+def test_document_pairs_are_examples(registered, tmp_path, monkeypatch) -> None:
+    """As the triples of MS MARCO's own file: an example a query, in blocks."""
+    from ir_datasets.formats import TsvDocPairs
+
+    monkeypatch.setattr(ir_datasets_format, "_PAIRS", 2)
+    pairs = ["1\t0\t1", "0\t2\t3", "1\t0\t4", "0\t2\t3", "0\t5\t1"]
+    parts = dpr_parts(tmp_path, ["0 0 2 1"])
+    out = registered("mine/triples", *parts[:2], TsvDocPairs(local(tmp_path / "pairs.tsv", *pairs)))
+    assert read_table(out / "examples/triples", "examples").to_pylist() == [
+        {"query_id": "1", "positives": [0], "negatives": [1, 4]},
+        {"query_id": "0", "positives": [2, 5], "negatives": [3, 1]},
+    ]
+
+
+def test_a_pair_of_a_passage_that_is_not_there_is_refused(registered, tmp_path) -> None:
+    from ir_datasets.formats import TsvDocPairs
+
+    pairs = TsvDocPairs(local(tmp_path / "pairs.tsv", "0\t0\t1", "0\t0\t9"))
+    with pytest.raises(InputError, match="mine/triples, pair 2: names passage '9', which the corpus does not have"):
+        registered("mine/triples", *dpr_parts(tmp_path, [])[:2], pairs)

@@ -70,7 +70,7 @@ def read(source: Path, intake: Intake) -> None:
     if gathered.queries:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
-        _give_examples(plain(path).stem, rows, intake)
+        give_examples(plain(path).stem, rows, intake)
         intake.qrels(plain(path).stem, *rows.judgements())
     for path in runs:
         tables = partial(_run_tables, path, gathered, own_texts)
@@ -122,7 +122,7 @@ def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
     return rows
 
 
-def _give_examples(split: str, rows: ExampleRows, intake: Intake) -> None:
+def give_examples(split: str, rows: ExampleRows, intake: Intake) -> None:
     """The examples; if some have negatives, those alone: the others are judgements, and a training with negatives would refuse them."""
     table = rows.table()
     kept = np.flatnonzero(pc.list_value_length(table["negatives"]).to_numpy())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
-from raydense.data.formats.lines import Field, columns, first_line, placed, refuse_blank, where
+from raydense.data.formats.lines import Field, Where, columns, first_line, placed, refuse_blank, where
 from raydense.data.formats.outlet import Example, Outlet, write_columns
 from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.lookup import IdLookup
@@ -85,7 +85,7 @@ def read(source: Path, intake: Intake) -> None:
     for path in of["qrels"]:
         intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces="\t" not in first_line(path))), where(path))
     for path in of["qidpidtriples"]:
-        _give_triples(path, intake)
+        give_triples(split_of(path), columns(path, TRIPLES), where(path), path, intake)
     if of["triples"]:
         _read_text_triples(of["triples"], intake)
     for path in of["top1000"]:
@@ -137,24 +137,24 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
     intake.queries(without_repeats(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
 
 
-def _give_triples(path: Path, intake: Intake) -> None:
-    """One example per query: its distinct positives and negatives, in the order of the file.
+def give_triples(split: str, blocks: Iterable[pa.Table], at: Where, source: object, intake: Intake) -> None:
+    """One example per query of `source`: its distinct positives and negatives, in the order of the triples of ids.
 
-    The file is read block by block: only three numbers per line are kept in memory, since MS MARCO's own has 400 million lines.
+    The triples are read block by block: only three numbers per triple are kept in memory, since MS MARCO's own file has 400 million.
     """
-    at, numbers = where(path), Numbers()
+    numbers = Numbers()
     asked, lines = [pa.chunked_array([], pa.string())], [np.empty((3, 0), np.int32)]
     intake.needed_store(at)
-    for block, here in placed(columns(path, TRIPLES), at):
+    for block, here in placed(blocks, at):
         ids = (pa.table({"query_id": block["query_id"], "passage_id": block[side]}) for side in ("positive", "negative"))
         sides = [intake.check_ids(pairs, here).astype(np.int32) for pairs in ids]
-        query, new = numbers.of(block["query_id"], path)
+        query, new = numbers.of(block["query_id"], source)
         asked.append(new)
         lines.append(np.stack([query, *sides]))
     query, *sides = np.concatenate(lines, axis=1)
     lists = [lists_of(query, side, len(numbers)) for side in sides]
     queries = pa.chunked_array([chunk for part in asked for chunk in part.chunks], pa.string())
-    intake.examples(split_of(path), pa.table({"query_id": queries, "positives": lists[0], "negatives": lists[1]}), lambda _: str(path))
+    intake.examples(split, pa.table({"query_id": queries, "positives": lists[0], "negatives": lists[1]}), lambda _: str(source))
 
 
 class _TextTriples:
