@@ -140,11 +140,20 @@ def _parts(settings: Settings) -> set[str]:
     if isinstance(settings, MixSettings):
         given = {"qrels": settings.qrels, "run": settings.run, "corpus": settings.corpus[1:]}
         return {"queries", "examples", *(part for part, folders in given.items() if folders)}
-    if isinstance(settings, ImportSettings) and settings.format in formats_that("files") and Path(settings.input).is_dir():
-        parts = set(load_format(settings.format).files(Path(settings.input)))
-        drawn = {f"qrels/{split}" for split in SHARES} if settings.fill_splits else set()
-        return parts | drawn | ({"qrels/hidden"} if settings.hidden else set())
-    return set()
+    return _imported(settings) if isinstance(settings, ImportSettings) else set()
+
+
+def _imported(settings: ImportSettings) -> set[str]:
+    """The parts of an import of a folder whose format tells them; none of a folder that the import will refuse."""
+    tells = next((function for function in ("files", "parts") if settings.format in formats_that(function)), None)
+    if tells is None or not Path(settings.input).is_dir():
+        return set()
+    try:
+        parts = set(getattr(load_format(settings.format), tells)(Path(settings.input)))
+    except InputError:
+        return set()
+    drawn = {f"qrels/{split}" for split in SHARES} if settings.fill_splits else set()
+    return parts | drawn | ({"qrels/hidden"} if settings.hidden else set())
 
 
 def _makes(stage: Stage) -> str:

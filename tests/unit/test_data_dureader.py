@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from raydense.data.exporting import export
 from raydense.data.formats import lines
+from raydense.data.formats.dureader import parts
 from raydense.data.formats.json_maps import json_pairs
 from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.settings import ExportSettings, ImportSettings
@@ -97,6 +98,7 @@ def test_the_baselines_folder(tmp_path):
     assert set(Artifact.open(out).summary["parts"]) == {
         *("corpus", "queries", "run", "qrels/dev", "qrels/train", "examples/dual.train", "examples/cross.train")
     }
+    assert parts(tmp_path / "in") == {*Artifact.open(out).summary["parts"], "qrels/test1"}, "whether a split is judged is not looked at"
     assert import_corpus("dureader", tmp_path / "in", tmp_path / "alone").files == Artifact.open(out / "corpus").files
 
 

@@ -843,6 +843,7 @@ def test_dpr_files_are_the_same_in_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     for part in ("examples/train/examples", "qrels/train/qrels", "run/run", "queries/queries"):
         assert (whole / f"{part}.parquet").read_bytes() == (blocks / f"{part}.parquet").read_bytes()
     assert [r["passage_id"] for r in table(blocks / "run", "run")] == ["id-d", "id-b", "id-a"] * 3
+    assert dpr_format.parts(folder) == set(Artifact.open(whole).summary["parts"]), "those that `plan` is told"
 
     hits[1]["ctxs"].append(hits[1]["ctxs"][0])
     (folder / "dev.json").write_text(json.dumps(hits))

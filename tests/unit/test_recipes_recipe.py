@@ -781,6 +781,30 @@ def test_a_part_that_an_import_will_not_make_is_wrong(tmp_path, missing, note):
     assert (row["state"], row["note"]) == (("wrong", note) if note else ("waits", "for words, data"))
 
 
+@pytest.mark.parametrize(
+    ("format", "files", "note"),
+    [
+        ("dpr", {"psgs_w100.tsv.gz": "", "biencoder-train.json": '[{"question": "q", "positive_ctxs": []}]'}, ""),
+        ("dpr", {"psgs_w100.tsv.gz": "", "nq-train.json": '[{"positive_ctxs": []}]'}, "corpus, examples/nq-train, qrels/nq-train, queries"),
+        ("dpr", {"psgs_w100.tsv": "", "biencoder-train.json": '[{"question": "\\"positive_ctxs\\":", "ctxs": []}]'}, "corpus, queries, run"),
+        ("dureader", {"part-00": "", "passage2id.map.json": "", "train/dual.biencoder-train.tsv": ""}, "corpus, examples/dual.biencoder-train, qrels/train, queries"),
+        ("dureader", {"part-00": "", "biencoder-train.json": '{"question": "q", "answer_paragraphs": []}'}, "corpus, qrels/biencoder-train, queries"),
+        ("dureader", {"notes.txt": ""}, ""),  # which the import refuses
+    ],
+)  # fmt: skip
+def test_a_file_that_an_import_of_a_paper_lacks_is_missed_before_it(tmp_path, format, files, note):
+    for name, text in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(text)
+    stages = {
+        "data": {"do": "import", "format": format, "input": str(tmp_path / "in")},
+        "trained": {**TRAINED, "objective": "retriever", "examples": "$data/examples/biencoder-train"},
+    }
+    row = plan(Recipe.build({"given": {}, "stages": stages}, tmp_path / "out", "r.yaml"))[1]
+    wrong = f"examples: $data has no examples/biencoder-train; it has {note}"
+    assert (row["state"], row["note"]) == (("wrong", wrong) if note else ("waits", "for data"))
+
+
 def test_the_corpus_of_a_data_set_that_is_named_is_looked_for(tmp_path):
     data = {"do": "import", "format": "ir_datasets", "input": "beir/scifact/test", "corpus": str(tmp_path / "nowhere")}
     recipe = Recipe.build({"given": {}, "stages": {"data": data}}, tmp_path / "out", "r.yaml")

@@ -1,6 +1,8 @@
 """Formats of other tools, one file each: a file here that defines one of these functions is a format, named as the file. No list exists.
 
 `read(source, intake)` is what `import` calls, `passages(source)` what `import_corpus` calls, `write(outlet)` what `export` calls.
+`plan` asks a folder for the parts that it becomes: `files(source)` gives the files of each, a line a row, by which it counts and cuts
+them, too; `parts(source)` the names alone.
 A format that defines `chosen` chooses among its negatives by the settings `hard_negatives` of an import.
 `source` is a file or folder of this machine; in a format with `BY_NAME = True` it is a library's name of a data set.
 """
@@ -15,7 +17,7 @@ from types import ModuleType
 
 
 def formats_that(function: str) -> tuple[str, ...]:
-    """The names of the formats that define `read`, `passages`, `write`, `files` or `chosen`."""
+    """The names of the formats that define `read`, `passages`, `write`, `files`, `parts` or `chosen`."""
     return tuple(name for name, text in _texts().items() if re.search(rf"^def {function}\(", text, re.MULTILINE))
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.answers import normal_tokens, token_matcher
-from raydense.data.formats.files import files_of, plain
+from raydense.data.formats.files import files_of, opened, plain
 from raydense.data.formats.intake import Intake, Passages, run_part
 from raydense.data.formats.lines import Field, columns, first_line, is_unicode, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet
@@ -44,17 +45,49 @@ def passages(source: Path) -> Passages:
     return columns(found[0], PASSAGES, skip=1, quoted=True), where(found[0], 1)
 
 
-def read(source: Path, intake: Intake) -> None:
-    """Import a folder or a file. Without a corpus, the contexts of the training files become the corpus."""
+class _Files(NamedTuple):
+    """The files of DPR in a folder, or one of them; `results` are those of `entries` that have hits, not training entries."""
+
+    collection: list[Path]
+    entries: list[Path]
+    results: list[Path]
+    questions: list[Path]
+
+
+def _files(source: Path) -> _Files:
+    """The files by their names, and JSON files by the contexts that they begin with."""
     files = files_of(source)
     collection = [p for p in files if p.name.startswith("psgs")]
-    training = [p for p in files if plain(p).suffix in (".json", ".jsonl")]
+    entries = [p for p in files if plain(p).suffix in (".json", ".jsonl")]
     questions = [p for p in files if plain(p).suffix in (".csv", ".tsv") and p not in collection]
-    if not collection and not training and not questions:
+    if not collection and not entries and not questions:
         raise InputError("holds no file of DPR", source, "give psgs_w100.tsv, training *.json, or questions *.csv")
-    runs = [path for path in training if "ctxs" in next(json_objects(path), ("", {}))[1]]
-    names = [(run_part(plain(path).stem, runs) if path in runs else f"examples/{plain(path).stem}", path) for path in training]
-    intake.expect(*names)
+    return _Files(collection, entries, [path for path in entries if _is_results(path)], questions)
+
+
+def _is_results(path: Path) -> bool:
+    with opened(path) as stream:
+        first = re.search(rb'(?<!\\)"(\w*ctxs)"\s*:', stream.read(1 << 16))
+    return first is not None and first[1] == b"ctxs"
+
+
+def _part(path: Path, runs: list[Path]) -> str:
+    return run_part(plain(path).stem, runs) if path in runs else f"examples/{plain(path).stem}"
+
+
+def parts(source: Path) -> set[str]:
+    """The parts that an import of a folder makes: for `plan`, before anything is read but how the files begin."""
+    found = _files(source)
+    made = {_part(path, found.results) for path in found.entries}
+    made |= {f"qrels/{plain(path).stem}" for path in found.entries if path not in found.results}
+    made |= {"queries"} if found.entries or found.questions else set()
+    return made | ({"corpus"} if found.collection or found.entries else set())
+
+
+def read(source: Path, intake: Intake) -> None:
+    """Import a folder or a file. Without a corpus, the contexts of the training files become the corpus."""
+    collection, training, runs, questions = _files(source)
+    intake.expect(*((_part(path, runs), path) for path in training))
     if collection:
         intake.corpus(passages(source))
     gathered, examples = TextCorpus(), {}

@@ -122,6 +122,16 @@ def _ids(path: Path) -> pa.ChunkedArray:
     return named if (numbers[1:] > numbers[:-1]).all() else named.take(pa.array(order))
 
 
+def parts(source: Path) -> set[str]:
+    """The parts that an import of a folder makes: for `plan`, before anything is read but how JSON files begin."""
+    found = _files(source)
+    runs, training = found["run"] + found["id_map"], found["training"]
+    made = {run_part(plain(path).stem, runs) for path in runs} | {f"examples/{plain(path).stem}" for path in training}
+    made |= {f"qrels/{split}" for split in _splits(found["questions"])} | ({"qrels/train"} if training else set())
+    made |= {"queries"} if found["questions"] or found["q2qid"] or training else set()
+    return made | ({"corpus"} if found["collection"] or found["map"] else set())
+
+
 def read(source: Path, intake: Intake) -> None:
     """Import the folder, or one of its files. Training files need the passages: their texts are looked up in them."""
     found = _files(source)
