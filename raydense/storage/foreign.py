@@ -17,6 +17,8 @@ _LOOKS = [
     (r'\{.*"neg": ?\{', "sbert_negatives", "examples/SPLIT"),
     (r'\{.*"pos": ?\[', "flagembedding", "examples/SPLIT"),
     (r'\{.*"positive_(passages|document_ids)":', "tevatron", "examples/SPLIT"),
+    (r'\{.*"anchor":', "query_as_context", "corpus"),
+    (r'\{.*"spans":', "condenser", "corpus"),
     (r'\{.*"docid":', "tevatron", "corpus"),
     (r'\{.*"query_id":', "tevatron", "queries"),
     (r'\{.*"_id":', "beir", "queries"),

@@ -43,6 +43,8 @@ FAMILIES = {
         "biencoder-nq-train.json": json.dumps([{"question": "what?", "answers": [], "positive_ctxs": [CONTEXT]}]),
     },
     "tevatron": {"train.jsonl": json.dumps(LEGACY) + "\n", "rank.txt": "q1\tp1\t1.5\n"},
+    "query_as_context": {"a.json": '{"docid": "0", "anchor": "good", "query": ["who?"]}\n'},
+    "condenser": {"a.json": '{"spans": ["good", "bad"]}\n'},
     "flagembedding": {"train.jsonl": '{"query": "who?", "pos": ["good"], "neg": ["bad"]}\n'},
 }
 

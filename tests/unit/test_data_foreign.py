@@ -27,6 +27,8 @@ FILES = [
     ("nq.json", '[{"question": "which?", "answers": [], "ctxs": [{"id": "7", "title": "", "text": "a", "score": 1.5}]}]', "run"),
     ("rank.txt", "q1\td1\t12.5", "run"),
     ("corpus.jsonl", '{"docid": "d1", "title": "", "text": "a bird"}', "corpus"),
+    ("contexts.json", '{"docid": "0", "anchor": "a bird", "query": ["which?"]}', "corpus"),
+    ("spans.json", '{"spans": ["a bird", "it does not fly"]}', "corpus"),
     ("asked.json", '{"query_id": "q1", "query": "which?"}', "queries"),
     ("train.jsonl", '{"query_id": "1", "query": "w", "positive_passages": [{"docid": "d", "title": "", "text": "a"}]}', "examples"),
     ("asked 2.tsv", "q1\twho won 1998", "queries"),

@@ -22,7 +22,7 @@ from raydense.data.formats.dureader_export import write_files
 from raydense.data.formats.files import files_below, opened, plain
 from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
 from raydense.data.formats.json_maps import json_pairs
-from raydense.data.formats.lines import Field, blocks, columns, json_object, where
+from raydense.data.formats.lines import Field, blocks, columns, json_object, where, where_in
 from raydense.data.formats.outlet import Outlet
 from raydense.data.formats.records import name, objects, text
 from raydense.data.formats.text_pairs import TextPairs, named_queries
@@ -77,7 +77,7 @@ def passages(source: Path) -> Passages:
         lacks = "part-00 and the other parts" if not parts else f"one {MAP}, but {len(maps)}"
         raise InputError(f"does not hold {lacks}", source, "give the folder with passage-collection")
     starts: list[int] = []
-    return _numbered(parts, maps[0], starts), partial(_where_of, parts, starts)
+    return _numbered(parts, maps[0], starts), partial(where_in, parts, starts)
 
 
 def _numbered(parts: list[Path], ids_of: Path, starts: list[int]) -> Iterator[pa.Table]:
@@ -89,17 +89,12 @@ def _numbered(parts: list[Path], ids_of: Path, starts: list[int]) -> Iterator[pa
             stop = row + table.num_rows
             if stop > len(ids):
                 raise InputError(
-                    f"is passage {len(ids)}, counted from 0, which {ids_of} does not have", _where_of(parts, starts, len(ids)), "add it"
+                    f"is passage {len(ids)}, counted from 0, which {ids_of} does not have", where_in(parts, starts, len(ids)), "add it"
                 )
             yield pa.table({"passage_id": ids.slice(row, table.num_rows), "title": pa.repeat("", table.num_rows), "text": table["text"]})
             row = stop
     if row < len(ids):
         raise InputError(f"names {len(ids):,} passages, of which the parts hold {row:,}", ids_of, "get the parts that are missing")
-
-
-def _where_of(parts: list[Path], starts: list[int], row: int) -> str:
-    part = int(np.searchsorted(starts, row, side="right")) - 1
-    return where(parts[part])(row - starts[part])
 
 
 def _ids(path: Path) -> pa.ChunkedArray:

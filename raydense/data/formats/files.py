@@ -38,6 +38,14 @@ def files_of(source: Path, pattern: str = "*") -> list[Path]:
     return _once(p for p in source.iterdir() if plain(p).match(pattern))
 
 
+def json_files_of(source: Path) -> list[Path]:
+    """As `files_of`, those of a folder that are JSON by their names; InputError if there are none."""
+    files = [path for path in files_of(source) if plain(path).suffix in (".json", ".jsonl") or not source.is_dir()]
+    if not files:
+        raise InputError("holds no *.jsonl", source, "check the folder")
+    return files
+
+
 def files_below(source: Path) -> list[Path]:
     """As `files_of`, for the files in the folder and in its folders at any depth."""
     return _once(source.rglob("*")) if source.is_dir() else [source]

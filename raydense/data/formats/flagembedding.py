@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raydense.data.formats.files import files_of, plain
+from raydense.data.formats.files import json_files_of, plain
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import json_objects
 from raydense.data.formats.outlet import Example, Outlet
 from raydense.data.formats.records import ExampleRows, numbers, text, texts
 from raydense.data.formats.texts import TextCorpus
 from raydense.data.json_lines import write_json_lines
-from raydense.errors import InputError
 
 
 def read(source: Path, intake: Intake) -> None:
     """Import a file or a folder of files. Passages and queries get ids from their texts; equal texts count once."""
-    files = [p for p in files_of(source) if plain(p).suffix in (".json", ".jsonl") or not source.is_dir()]
-    if not files:
-        raise InputError("holds no *.jsonl", source, "check the folder")
+    files = json_files_of(source)
     intake.refuse_corpus(files[0])
     intake.expect(*((f"examples/{plain(path).stem}", path) for path in files))
     gathered = TextCorpus()

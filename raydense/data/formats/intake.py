@@ -15,6 +15,7 @@ from raydense.data.dataset import DatasetDraft, refuse_part_name
 from raydense.data.formats.distinct import distinct
 from raydense.data.formats.lines import Where, placed, refuse_blank
 from raydense.data.formats.ranking import Tables, write_run
+from raydense.data.generated import commit_queries
 from raydense.data.hidden_labels import hide_labels
 from raydense.data.lookup import IdLookup
 from raydense.data.margins import HardNegatives
@@ -236,6 +237,22 @@ class Intake:
             row = int(np.argmax(unknown))
             raise InputError(f"names query {ids[row].as_py()!r}, which the queries do not have", at(row), _FIX)
 
+    def generated(self, blocks: Iterable[pa.ChunkedArray]) -> None:
+        """Write the queries that were generated for the passages of the corpus: lists of texts, in its order. Empty texts are left out."""
+        assert self.store is not None
+        draft = self.dataset.part("generated", "generated")
+        made = draft.done
+        if made is None:
+            lists = _in_files(iter(blocks), [stop - start for start, stop in self.store.shards], draft.place)
+            for part, ((start, _), found) in enumerate(zip(self.store.shards, lists, strict=True)):
+                kept, empty = _filled(found)
+                commit_queries(draft, f"generated-{part:05d}.arrow", start, kept, queries=len(kept.values), empty=empty)
+            notes = [file.note for file in draft.committed().values()]
+            counts = {key: sum(note[key] for note in notes) for key in ("queries", "empty")}
+            made = draft.finish(len(self.store), corpus=self.store.fingerprint, **counts)
+        self.dataset.keep("generated", made)
+        self.parts += 1
+
     def _table(self, name: str, kind: str, table: pa.Table, **summary: str) -> None:
         self.dataset.table(name, kind, table, **summary)
         self.parts += 1
@@ -246,6 +263,28 @@ def without_repeats(table: pa.Table, keys: list[str]) -> pa.Table:
     numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
     first = numbered.group_by(keys, use_threads=False).aggregate([("row", "min")])["row_min"]
     return table.take(pa.array(np.sort(first.to_numpy())))
+
+
+def _in_files(blocks: Iterator[pa.ChunkedArray], sizes: list[int], where: object) -> Iterator[pa.ChunkedArray]:
+    """The values of the blocks, in pieces of these sizes; InputError where there are fewer."""
+    held = next(blocks)
+    for size in sizes:
+        while len(held) < size:
+            if (more := next(blocks, None)) is None:
+                raise InputError("its input has fewer lines than when the passages were read", where, "import it when it no longer changes")
+            held = pa.chunked_array([*held.chunks, *more.chunks])
+        yield held.slice(0, size)
+        held = held.slice(size)
+
+
+def _filled(lists: pa.ChunkedArray) -> tuple[pa.ListArray, int]:
+    """Lists of texts without those that are empty, and how many these were; a list that is null becomes an empty one."""
+    lists = lists.combine_chunks()
+    texts, owner = pc.list_flatten(lists), pc.list_parent_indices(lists)
+    filled = pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0)
+    counts = np.bincount(owner.filter(filled).to_numpy(), minlength=len(lists))
+    kept = texts.filter(filled)
+    return pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(counts)), pa.int32()), kept), len(texts) - len(kept)
 
 
 def _without_emptied(given: pa.Table, table: pa.Table, split: str) -> pa.Table:

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -139,6 +140,22 @@ def _where(path: Path, skip: int, row: int) -> str:
         filled = (number for number, line in enumerate(stream, 1) if line.strip())
         number = next(islice(filled, skip + row, None), 0)
     return f"{path}:{number}" if number else str(path)
+
+
+def tables_of(files: list[Path], read: Callable[[Path], Iterable[pa.Table]], starts: list[int]) -> Iterator[pa.Table]:
+    """The tables of all files; notes in `starts` the first row of each file, for `where_in`."""
+    row = 0
+    for path in files:
+        starts.append(row)
+        for table in read(path):
+            row += table.num_rows
+            yield table
+
+
+def where_in(files: list[Path], starts: list[int], row: int) -> str:
+    """The place of a row of files that begin with the rows `starts`."""
+    file = bisect_right(starts, row) - 1
+    return where(files[file])(row - starts[file])
 
 
 def json_lines(path: Path, fields: list[Field]) -> Iterator[pa.Table]:
