@@ -251,3 +251,11 @@ def test_a_pair_of_a_passage_that_is_not_there_is_refused(registered, tmp_path) 
     pairs = TsvDocPairs(local(tmp_path / "pairs.tsv", "0\t0\t1", "0\t0\t9"))
     with pytest.raises(InputError, match="mine/triples, pair 2: names passage '9', which the corpus does not have"):
         registered("mine/triples", *dpr_parts(tmp_path, [])[:2], pairs)
+
+
+def test_more_pairs_than_an_import_takes_are_left_out(capsys) -> None:
+    import ir_datasets
+
+    many = ir_datasets.load("msmarco-passage/train")  # which downloads nothing
+    assert ir_datasets_format._too_many_pairs("msmarco-passage/train", many)
+    assert "import msmarco-passage/train: leaves out its 269,919,004 document pairs, more than 50,000,000" in capsys.readouterr().err

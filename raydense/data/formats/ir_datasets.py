@@ -20,6 +20,7 @@ from raydense.runtime.progress import say
 
 BY_NAME = True
 _STEP = 8_192
+_MOST_PAIRS = 50_000_000  # as numbers they take some 50 bytes each
 _PAIRS = 1 << 18  # of MS MARCO's 400 million: each step takes as long as there are queries
 
 
@@ -58,7 +59,7 @@ def read(source: Path, intake: Intake) -> None:
         intake.qrels(split, table, lambda row: f"{name}, judgement {row + 1}")
         if drawn := _drawn_grades(dataset):
             _give_drawn(name, judged, drawn, intake)
-    if dataset.has_docpairs():
+    if dataset.has_docpairs() and not _too_many_pairs(name, dataset):
         pairs = ((p.query_id, p.doc_id_a, p.doc_id_b) for p in fetched(name, dataset.docpairs_iter))
         give_triples(
             split, _tables(pairs, ["query_id", "positive", "negative"], _PAIRS), lambda row: f"{name}, pair {row + 1}", name, intake
@@ -71,6 +72,16 @@ def _read_queries(name: str, dataset: Any, intake: Intake) -> None:
     ids, texts, answers = zip(*asked, strict=True) if asked else ((), (), ())
     columns = [pa.array(ids, pa.string()), pa.array(texts, pa.string()), pa.array(answers, pa.list_(pa.string()))]
     give_queries(pa.table(columns, ["query_id", "text", "answers"]), lambda row: f"{name}, query {row + 1}", intake)
+
+
+def _too_many_pairs(name: str, dataset: Any) -> bool:
+    """Whether the pairs are more than an import takes, by the library's own count; says so."""
+    count = getattr(dataset, "metadata", dict)().get("docpairs", {}).get("count", 0)  # data sets that a user registers have none
+    if count > _MOST_PAIRS:
+        say(
+            f"import {name}: leaves out its {count:,} document pairs, more than {_MOST_PAIRS:,}; cut qidpidtriples, and import it as msmarco"
+        )
+    return count > _MOST_PAIRS
 
 
 def _drawn_grades(dataset: Any) -> dict[int, str]:
