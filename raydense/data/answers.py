@@ -73,10 +73,10 @@ class RegexMatchers:
             return self.doubt
 
 
-def answers_of(queries: pa.Table, where: object) -> pa.Table:
-    """The queries that have an answer; InputError when none has."""
+def answers_of(queries: pa.Table, where: object, setting: str = "answers") -> pa.Table:
+    """The queries that have an answer; InputError when none has, where `setting` asks for them."""
     if "answers" in queries.column_names:
         held = [bool(a) and any(x and x.strip() for x in a) for a in queries["answers"].to_pylist()]
         if any(held):
             return queries.filter(pa.array(held))
-    raise InputError("no query has an answer", where, "give queries with answers, or leave answers out")
+    raise InputError("no query has an answer", where, f"give queries with answers, or leave {setting} out")

@@ -23,7 +23,7 @@ class HeldAnswers:
     """Looks for the answers of `queries` in passages of `store`, in title and text; InputError where no query has an answer."""
 
     def __init__(self, queries: str, store: PassageStore, match: Match) -> None:
-        answered = answers_of(read_table(queries, "queries"), queries)
+        answered = answers_of(read_table(queries, "queries"), queries, "without_answers")
         self._store, self._match, self._regexes = store, match, RegexMatchers(doubt=True)
         self._looked_at = 0
         self._lookup, self._answers = IdLookup(answered["query_id"].combine_chunks()), answered["answers"].combine_chunks()

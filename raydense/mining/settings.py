@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from raydense.data.margins import MARGINS, Margins
+from raydense.data.margins import MARGINS, Margins, WithoutAnswers
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, fewest
 from raydense.inference.settings import BATCH, SPREAD, Spread, pairs_forecast
 from raydense.retrieval.settings import Pool
@@ -70,16 +70,6 @@ class HybridSettings(BaseSettings):
 
     labels: Folder = artifact("examples", "what `label` made of the same queries")
     denoised: int | None = setting(None, "the number of negatives taken from the labels' confident negatives; by default half", ge=0)
-
-
-class WithoutAnswers(BaseSettings):
-    """Whether a passage that holds an answer of its question can be a negative."""
-
-    without_answers: Literal["token", "regex"] | None = setting(
-        None,
-        "leave out negatives whose title or text holds an answer of the query, as RocketQA's scripts do for Natural Questions: by its tokens in "
-        "any case, or as a regular expression",
-    )
 
 
 class MineSettings(Settings, Margins, WithoutAnswers, Shortage):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import pyarrow.compute as pc
+
+from raydense.data.answers import answers_of
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
@@ -20,9 +23,13 @@ from raydense.training.settings import RefreshSettings, TrainSettings
 
 
 def check_refresh(settings: TrainSettings, refresh: RefreshSettings) -> None:
-    """InputError if the examples are qrels, the re-ranker is not trained, no passage of `refresh.qrels` is in the corpus, or the index
-    of the corpus can not be made, held or searched as the settings ask."""
+    """InputError if the examples are qrels, their queries lack answers, the re-ranker is not trained, no passage of `refresh.qrels` is
+    in the corpus, or the index of the corpus can not be made, held or searched as the settings ask."""
     Artifact.open(settings.examples, "examples")
+    if refresh.without_answers:
+        asked = read_table(settings.examples, "examples", ["query_id"])["query_id"]
+        queries = read_table(settings.queries, "queries")
+        answers_of(queries.filter(pc.is_in(queries["query_id"], value_set=asked)), settings.queries, "refresh.without_answers")
     if refresh.reranker:
         refuse_untrained(refresh.reranker)
     store = PassageStore(settings.corpus)

@@ -167,6 +167,7 @@ def _negatives(
         "qrels": known,
         "depth": refresh.depth,
         "negatives": refresh.negatives,
+        "without_answers": refresh.without_answers,
         "seed": int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0]),
     }
     if refresh.reranker is None:

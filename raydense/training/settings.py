@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from raydense.data.margins import MARGINS, Margins
+from raydense.data.margins import MARGINS, Margins, WithoutAnswers
 from raydense.settings import BaseSettings, Folder, FolderOrNone, artifact, group, setting
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.registry import built_in
@@ -52,7 +52,7 @@ class JointDevSettings(DevSettings):
         return self
 
 
-class RefreshSettings(Margins):
+class RefreshSettings(Margins, WithoutAnswers):
     """How new hard negatives are found while a retriever trains."""
 
     every: float = setting(..., "find new negatives every so many steps or epochs", gt=0)
@@ -116,7 +116,7 @@ class TrainSettings(LoopSettings):
         *LoopSettings.newer,
         *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "dev.keep"),
         *("one_source", "topics"),
-        *(f"refresh.{name}" for name in MARGINS),
+        *(f"refresh.{name}" for name in (*MARGINS, "without_answers")),
     )
     renamed = LoopSettings.renamed | _RENAMED
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import threading
@@ -105,6 +106,23 @@ def of_rank(run: Path) -> dict[tuple[str, str], int]:
     """The rank of each passage of each query."""
     table = read_table(run, "run").to_pydict()
     return dict(zip(zip(table["query_id"], table["passage_id"], strict=True), table["rank"], strict=True))
+
+
+def ask(folder: Path, data: TrainingData, answer: str | None) -> str:
+    """The queries, where those of the examples have this answer; the others keep theirs."""
+    rows = read_table(data.root / "sample/queries", "queries").to_pylist()
+    asked = [row | ({"answers": answer and [answer]} if row["query_id"].startswith("train") else {}) for row in rows]
+    write_table(folder, "queries", [pa.Table.from_pylist(asked)])
+    return str(folder)
+
+
+def first_generation(data: TrainingData, root: Path, start: Path, **changes: Any) -> Artifact:
+    """Of the weights of `start`, a folder that is made here; its phases are in `root`/phases-1."""
+    settings, generations = settings_of(data, root / "model", **changes), Kept(Place.of(root / "model"), EVERY + 1, EVERY)
+    generations.hand_over(EVERY, load_model(settings, str(start)).state_dict())
+    with TrainingPool() as pool:
+        make_generation(pool, settings, str(start), generations, 1)
+    return Artifact.open(generations.examples(1), "examples")
 
 
 def test_the_steps_after_a_boundary_learn_from_the_generation_made_there(waited: Artifact) -> None:
@@ -311,7 +329,7 @@ def test_the_pool_ends_with_the_last_generation_also_if_that_is_begun_twice(data
 
 @pytest.mark.parametrize("by", ["reranker", "skip"])
 def test_new_negatives_are_those_that_the_reranker_denies_or_the_ranks_allow(data: TrainingData, tmp_path: Path, by: str) -> None:
-    """The re-ranker's scores are of one pair at a time; s_neg is the probability of their median over some pairs."""
+    """And that hold no answer. The re-ranker's scores are of one pair at a time; s_neg is the probability of their median over some pairs."""
     store, queries = PassageStore(data.root / "sample/corpus"), read_table(data.root / "sample/queries", "queries")
     start = tmp_path / "tiny"
     make_tiny_encoder(store.passages(np.arange(len(store))), start, 0)
@@ -327,25 +345,56 @@ def test_new_negatives_are_those_that_the_reranker_denies_or_the_ranks_allow(dat
     some = [(query, row) for query in before["query_id"][:10] for row in range(0, len(store), 7)]
     middle = float(np.median([logit(*pair) for pair in some]))
     own = {"reranker": str(tmp_path / "reranker"), "s_neg": 1 / (1 + float(np.exp(-middle)))} if by == "reranker" else {"skip": 3}
-    refresh = {"every": EVERY, "depth": DEPTH, "negatives": 3, **own}
-    settings, generations = settings_of(data, tmp_path / "model", refresh=refresh), Kept(Place.of(tmp_path / "model"), EVERY + 1, EVERY)
-    generations.hand_over(EVERY, load_model(settings, str(start)).state_dict())
-    with TrainingPool() as pool:
-        make_generation(pool, settings, str(start), generations, 1)
-    made = Artifact.open(generations.examples(1), "examples")
+    refresh = {"every": EVERY, "depth": DEPTH, "negatives": 3, "without_answers": "token", **own}
+    made = first_generation(data, tmp_path, start, refresh=refresh, queries=ask(tmp_path / "asked", data, "Was"))
+    holds_it = {row for row, text in enumerate(store.passages(np.arange(len(store)))) if re.search(r"\bwas\b", text.lower())}
     old, new = negatives(data.root / "examples"), negatives(made.path)
     renewed = [query for query in new if new[query] != old[query]]
     assert made.summary["queries"] == len(renewed) > 40
     ranks = of_rank(tmp_path / "phases-1" / "run")
     for query, positives in zip(before["query_id"], before["positives"], strict=True):
         if query in renewed:
-            assert not {*positives} & {*new[query]}
+            assert not ({*positives} | holds_it) & {*new[query]}
             of_query = [ranks[query, passage] for passage in store.ids(np.array(new[query])).to_pylist()]
             assert (4 if by == "skip" else 1) <= min(of_query) <= max(of_query) <= DEPTH
             if by == "reranker":
                 assert max(logit(query, row) for row in new[query]) < middle + score_error()
     assert made.summary["candidates"] == len(ranks)
     assert 0 < sum(made.summary["removed"].values()) < len(ranks)
+    assert made.summary["removed"]["negatives that hold an answer" if by == "reranker" else "holds an answer"] > 40
+
+
+@pytest.mark.parametrize("margin", [{"absolute_margin": 0.002}, {"relative_margin": 0.004}], ids=lambda margin: next(iter(margin)))
+def test_a_margin_is_measured_from_a_positive_among_the_hits(data: TrainingData, tmp_path: Path, margin: dict[str, float]) -> None:
+    """From the lowest of several. Without all of them a query keeps the negatives that it had; against a reading in plain Python."""
+    store, (name, value) = PassageStore(data.root / "sample/corpus"), *margin.items()
+    texts, start = store.passages(np.arange(len(store))), tmp_path / "tiny"
+    make_tiny_encoder(texts, start, 0)
+    made = first_generation(data, tmp_path, start, refresh={"every": EVERY, "depth": DEPTH, "negatives": 3, **margin})
+    old, new = negatives(data.root / "examples"), negatives(made.path)
+    hits: dict[str, dict[int, float]] = {query: {} for query in old}
+    for hit in read_table(tmp_path / "phases-1/run", "run").to_pylist():
+        hits[hit["query_id"]][int(store.rows_of(pa.array([hit["passage_id"]]))[0])] = hit["score"]
+    removed, renewed, lacking = 0, 0, 0
+    for query, positives in read_table(data.root / "examples", "examples", ["query_id", "positives"]).to_pandas().itertuples(index=False):
+        lowest = min(hits[query].get(row, -np.inf) for row in positives)
+        most = lowest - (value if name == "absolute_margin" else abs(lowest) * value)
+        free = [row for row in hits[query] if texts[row] not in {texts[known] for known in positives}]
+        allowed = {row for row in free if hits[query][row] <= most}
+        removed += len(free) - len(allowed)
+        if lowest == -np.inf:
+            lacking += 1
+            assert not allowed
+        if len(allowed) < 2:  # what a step takes
+            assert new[query] == old[query]
+        else:
+            renewed += 1
+            assert len(new[query]) == min(3, len(allowed))
+            assert {*new[query]} <= allowed
+    assert made.summary["removed"][name.replace("_", " ")] == removed
+    assert made.summary["queries"] == renewed
+    assert lacking > 10
+    assert renewed > 10
 
 
 @pytest.mark.long
@@ -391,6 +440,7 @@ def test_an_error_in_a_refresh_ends_the_training(data: TrainingData, tmp_path: P
         ({"search_params": "efSearch=64"}, r"refresh.search_params: a IndexFlat\w* does not take 'efSearch=64'"),
         ({"reranker": "ENCODER"}, "is no trained re-ranker"),
         ({"qrels": "QRELS"}, "names passage 'of another corpus', which the corpus .* does not have"),
+        ({"without_answers": "token"}, "no query has an answer; give queries with answers, or leave refresh.without_answers out"),
     ],
 )
 def test_what_a_refresh_cannot_use_is_refused_before_the_first_step(
@@ -400,9 +450,8 @@ def test_what_a_refresh_cannot_use_is_refused_before_the_first_step(
     write_table(tmp_path / "qrels", "qrels", [pa.table({"query_id": ["q"], "passage_id": ["of another corpus"], "relevance": [1]})])
     here = {"ENCODER": str(tmp_path / "encoder"), "QRELS": str(tmp_path / "qrels")}
     given = {key: here.get(value, value) for key, value in wrong.items()}
-    asked = settings_of(
-        data, tmp_path / "model", refresh={"every": EVERY, "depth": DEPTH, "negatives": 3, **given}, model=str(tmp_path / "encoder")
-    )
+    refresh, queries = {"every": EVERY, "depth": DEPTH, "negatives": 3, **given}, ask(tmp_path / "asked", data, None)
+    asked = settings_of(data, tmp_path / "model", refresh=refresh, model=str(tmp_path / "encoder"), queries=queries)
     with pytest.raises(InputError, match=found):
         train(asked)
     assert not (tmp_path / "model").exists()

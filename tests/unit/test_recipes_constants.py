@@ -273,13 +273,19 @@ def test_both_halves_of_the_zero_shot_table_are_pre_trained_by_their_recipes() -
         assert own == zero_shot
 
 
-@pytest.mark.parametrize(("data", "negatives"), [("msmarco", 20), ("nq", 100)])
-def test_ance_draws_from_as_many_new_negatives_as_its_scripts(data: str, negatives: int) -> None:
-    """`--topk_training 200 --negative_sample 20` and 100."""
+@pytest.mark.parametrize(
+    ("data", "refresh"),
+    [
+        ("msmarco", {"depth": 200, "negatives": 20, "without_answers": None}),
+        ("nq", {"depth": 101, "negatives": 100, "without_answers": "token"}),
+    ],
+)
+def test_ance_takes_its_new_negatives_from_the_hits_of_its_scripts(data: str, refresh: dict[str, Any]) -> None:
+    """`--negative_sample 20` of `--topk_training 200`; on NQ those of the first 100 without the positive that hold no answer."""
     ance = next(one.settings for one in stages_of(f"main-table-{data}") if one.name == "ance")
     assert isinstance(ance, RefreshedSettings)
     assert ance.refresh is not None
-    assert (ance.refresh.depth, ance.refresh.negatives) == (200, negatives)
+    assert {key: getattr(ance.refresh, key) for key in refresh} == refresh
 
 
 @pytest.mark.parametrize("pseudo", [0, 1_234, 100_000, 1_700_000])
