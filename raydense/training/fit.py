@@ -159,11 +159,14 @@ def _train(job: Job, gpu: bool, done: int, followed: Followed, builder: Generati
 
 
 def _say_gain(result: dict[str, Any]) -> None:
-    """Say what the training gained on the dev queries, or that it gained nothing."""
+    """Say what the training gained on the dev queries, or that it gained nothing; with `dev.keep` last, that it lost."""
     start, best = result["start"], result["best"]
     if start is None:
         return
-    if result["best_step"]:
+    if result["best_step"] and best < start:
+        found = f"{result['by']} fell from {start:.4f} before the first step to {best:.4f} after step {result['best_step']:,}"
+        say(f"train: {found}, which dev.keep last keeps: lower --lr, or give other negatives")
+    elif result["best_step"]:
         say(f"train: {result['by']} {best:.4f} after step {result['best_step']:,}, {start:.4f} before the first")
     else:
         say(

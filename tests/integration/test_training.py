@@ -305,6 +305,7 @@ def test_a_training_that_only_harms_keeps_the_model_that_it_began_with(
     assert max(line["mrr@10"] for line in read_history(harmed.path / "history.jsonl") if "mrr@10" in line) < harmed.summary["dev"]["mrr@10"]
     changed = {"output": str(tmp_path / "last"), "dev.keep": "last"}
     last = train(data.settings(tmp_path / "harmed", model=str(good.path), max_steps=5, lr=0.1, warmup=0.0, dev=dev).replaced(changed))
+    assert "after step 5, which dev.keep last keeps: lower --lr" in capfd.readouterr().err
     assert last.summary["best_step"] == 5
     assert last.summary["dev"]["mrr@10"] < last.summary["dev_start"]["mrr@10"]
     weights, kept, those_of_last = (DualEncoder.load(made.path).state_dict() for made in (good, harmed, last))

@@ -1,4 +1,4 @@
-"""What a training says before its first step, and what it records of the workers that it started one after another."""
+"""What a training says before its first step and after its last, and what it records of the workers that it started one after another."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydense.storage import Place
-from raydense.training.fit import _say_of_patience, _train
+from raydense.training.fit import _say_gain, _say_of_patience, _train
 from raydense.training.generations import Generations
 from raydense.training.loop import Job
 from raydense.training.method import dev_interval
@@ -32,6 +32,27 @@ def test_patience_that_ends_nothing_is_said(
     folders = {key: key for key in ("model", "corpus", "queries", "examples", "output")}
     settings = TrainSettings(objective="retriever", **folders, **given)
     _say_of_patience(settings, dev_interval(settings, steps), steps)
+    printed = capsys.readouterr().err
+    assert said in printed if said else not printed
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        (
+            {"start": 0.4, "best": 0.31, "best_step": 1_000},
+            "mrr@10 fell from 0.4000 before the first step to 0.3100 after step 1,000, which",
+        ),
+        ({"start": 0.4, "best": 0.4, "best_step": 1_000}, "mrr@10 0.4000 after step 1,000, 0.4000 before the first\n"),
+        ({"start": 0.4, "best": 0.4, "best_step": 0}, "mrr@10 was never above the 0.4000 before the first step"),
+        ({"start": None, "best": 0.4, "best_step": 1_000}, None),
+    ],
+)
+def test_a_dev_metric_that_ends_below_its_start_is_said(
+    measured: dict[str, Any], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As only `dev.keep last` ends."""
+    _say_gain({"by": "mrr@10", **measured})
     printed = capsys.readouterr().err
     assert said in printed if said else not printed
 
