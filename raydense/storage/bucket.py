@@ -50,6 +50,8 @@ _FINAL = {
         "the request is refused",
         "renew the credentials if they have expired, else set AWS_REGION to the bucket's region",
     ),
+    r"<Code>EntityTooLarge": ("the file is larger than the service takes", "make smaller ones, as by more shards of an index"),
+    r"<Code>InvalidArgument": ("the request is refused (InvalidArgument)", "use another service, or correct the credentials"),
     r"501 Not Implemented|<Code>NotImplemented": ("the service lacks a request that is needed (conditional put)", "use another service"),
 }
 T = TypeVar("T")

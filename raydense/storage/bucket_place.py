@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 UPLOADED = f"{WORK}/uploaded.json"
 _PARTS_AT_ONCE = 4  # of an upload, so that each gets through a slow line in time
+_MOST_PARTS = 9_000  # services take 10,000
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,10 @@ class BucketPlace(Place, schemes=("s3", "gs")):
         import obstore
 
         def put() -> UpdateVersion:
-            given = {"chunk_size": CHUNK, "max_concurrency": _PARTS_AT_ONCE} if isinstance(content, Path) else {"use_multipart": False}
+            given: dict[str, Any] = {"use_multipart": False}
+            if isinstance(content, Path):
+                part = max(CHUNK, math.ceil(content.stat().st_size / _MOST_PARTS))
+                given = {"chunk_size": part, "max_concurrency": _PARTS_AT_ONCE}
             return _version(obstore.put(self.client, self.key, content, mode=mode, **given))
 
         # an upload of parts whose last answer was lost is "not found" when it is completed again

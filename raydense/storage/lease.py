@@ -48,8 +48,13 @@ class Lease:
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def _write(self) -> bool:
-        content = {**self._owner, "time": time.time()}  # the time is for people, and for earlier versions of raydense
-        version = self._file.replace(json.dumps(content).encode(), self._version)
+        # the time is for people, and for earlier versions of raydense
+        content = json.dumps({**self._owner, "time": time.time()}).encode()
+        version = self._file.replace(content, self._version)
+        if version is None:
+            there, now = self._file.read_version()
+            if (_owner(there) or {}).get("token") == self._owner["token"]:  # an earlier write of its own, whose answer was lost
+                version = self._file.replace(content, now)
         self._version = version or self._version
         return version is not None
 

@@ -693,6 +693,11 @@ def test_a_refusal_is_one_line_with_the_fix_at_once(
         (400, "AuthorizationHeaderMalformed"): region,
         (404, "NoSuchBucket"): "no such bucket; make the bucket",
         (400, "InvalidBucketName"): "is not a name of a bucket; correct the path",
+        (400, "EntityTooLarge"): "the file is larger than the service takes; make smaller ones",
+        (
+            400,
+            "InvalidArgument",
+        ): "the request is refused (InvalidArgument); use another service, or correct the credentials in the environment",
         (501, "NotImplemented"): "the service lacks a request that is needed (conditional put); use another",
     }
     of_head = {403: "access is denied; give credentials", 400: "the request is refused; renew the credentials if they have expired"}
