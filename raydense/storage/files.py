@@ -198,7 +198,7 @@ def sha256_of(file: Path) -> str:
     return _sha256(file.absolute(), known.st_size, known.st_mtime_ns, known.st_ctime_ns)
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=2**17)  # a folder of more files than this would be hashed anew each time
 def _sha256(file: Path, size: int, written: int, changed: int) -> str:
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,6 +1,7 @@
-"""Lock files in folders that others may write in."""
+"""Lock files in folders that others may write in, and checksums."""
 
 import errno
+import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raydense.errors import fixable
-from raydense.storage import Place, files
+from raydense.storage import Place, files, fingerprint_of
 
 
 def lock(folder: Path) -> None:
@@ -57,3 +58,12 @@ def test_a_lock_leaves_no_file_and_lets_one_after_another_in(tmp_path: Path, mon
         for other in others:
             other.result()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_a_large_folder_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, name: reads.append(stream.name) or digest(stream, name))
+    for part in range(4_200):
+        (tmp_path / f"{part}.txt").touch()
+    assert fingerprint_of(tmp_path) == fingerprint_of(tmp_path)
+    assert len(reads) == 4_200
