@@ -64,7 +64,8 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 def query_positions(wanted: pa.ChunkedArray | pa.Array, queries: pa.Table, where: object) -> NDArray[np.int64]:
     """The position in `queries` of each query id, int64 [n]; InputError that names the first unknown one and `where` it is."""
-    found = pc.index_in(wanted, value_set=queries["query_id"].combine_chunks())
+    large = pa.large_string()  # Arrow's others are 2 GiB at most
+    found = pc.index_in(wanted.cast(large), value_set=queries["query_id"].cast(large))
     if found.null_count:
         raise unknown_query(wanted.filter(pc.is_null(found))[0].as_py(), where)
     return found.to_numpy(zero_copy_only=False) if isinstance(found, pa.Array) else found.to_numpy()
@@ -80,15 +81,20 @@ def judged_rows(queries: pa.Table, qrels: str | os.PathLike[str] | None) -> NDAr
 
 def first_repeated(ids: pa.ChunkedArray) -> tuple[int, int] | None:
     """The position of the first id that is there before, and where it is before; None where no id is repeated."""
-    first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy()  # the position of each, up to the first that is repeated
+    first = first_of_text(ids)
     again = np.flatnonzero(first != np.arange(len(first)))
     return (int(again[0]), int(first[again[0]])) if again.size else None
 
 
 def first_of_text(texts: pa.ChunkedArray) -> NDArray[np.int64]:
     """The position of the first query with the text of each, int64 [n]: one question under two ids then has the positives of both."""
-    numbers = texts.combine_chunks().dictionary_encode().indices.to_numpy()
-    return np.unique(numbers, return_index=True)[1][numbers]
+    large = texts.cast(pa.large_string())  # Arrow's others are 2 GiB at most
+    return pc.index_in(large, value_set=large).to_numpy().astype(np.int64)
+
+
+def one_array(texts: pa.ChunkedArray) -> pa.Array:
+    """The texts as one array: of Arrow's large strings, which may be more than 2 GiB."""
+    return texts.cast(pa.large_string()).combine_chunks()
 
 
 def unknown_query(query: str, where: object) -> InputError:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from raydense.data.lookup import IdLookup
 from raydense.data.runs import RunReader
 from raydense.data.store import PassageStore, store_of
-from raydense.data.tables import commit_table, concat_parts, query_starts
+from raydense.data.tables import commit_table, concat_parts, one_array, query_starts
 from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.known_ids import passage_rows, query_places, refuse_unknown_ids
@@ -143,7 +143,7 @@ class _Queries:
     """The texts of queries by id, whose ids are hashed once, not for each block."""
 
     def __init__(self, table: pa.Table) -> None:
-        self._ids, self._texts = IdLookup(table["query_id"]), table["text"].combine_chunks()
+        self._ids, self._texts = IdLookup(table["query_id"]), one_array(table["text"])
 
     def texts(self, ids: pa.ChunkedArray, where: str) -> list[str]:
         """The text of each query; InputError that names the first unknown one and `where` it is."""

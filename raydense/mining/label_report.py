@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from raydense.data.lookup import hash_strings
 from raydense.data.report_page import bars, shown, table, write_page
 from raydense.data.store import PassageStore
-from raydense.data.tables import query_positions, read_table
+from raydense.data.tables import one_array, query_positions, read_table
 from raydense.inference.rerank import probability
 from raydense.mining.negatives import draw
 from raydense.mining.settings import LabelSettings
@@ -53,7 +53,7 @@ def _sample(settings: LabelSettings, parts: list[Path], store: PassageStore) -> 
     yield f"\n## A sample to read\n\n{SAMPLE} queries drawn at random, or all where there are fewer; long texts are cut.\n"
     examples = _drawn(settings.seed, parts)
     queries = read_table(settings.queries, "queries", ["query_id", "text"])
-    texts = queries["text"].take(pa.array(query_positions(examples["query_id"], queries, settings.run))).to_pylist()
+    texts = one_array(queries["text"]).take(pa.array(query_positions(examples["query_id"], queries, settings.run))).to_pylist()
     for example, text in zip(examples.to_pylist(), texts, strict=True):
         yield f"### {example['query_id']}: {shown(text)}\n"
         for side in ("positive", "negative"):

@@ -29,13 +29,13 @@ class Ragged:
     def of_column(cls, column: pa.ChunkedArray) -> Ragged:
         """The lists of an Arrow column, without a copy if it is one chunk."""
         lists = _one_chunk(column)
-        return cls(lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().astype(np.int64))
+        return cls(lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy())
 
     def with_scores(self, column: pa.ChunkedArray) -> Ragged:
         """These lists with scores from a column of lists of the same lengths, or null; ValueError, with the list's number, if a length differs."""
         lists = _one_chunk(column)
         missing = lists.is_null().to_numpy(zero_copy_only=False)
-        offsets = lists.offsets.to_numpy().astype(np.int64)
+        offsets = lists.offsets.to_numpy()
         wrong = (np.diff(offsets) != self.lengths) & ~missing
         if wrong.any():
             raise ValueError(int(np.argmax(wrong)))
@@ -103,6 +103,6 @@ class Ragged:
         return np.where(there, self.values[chosen], -1), scores.astype(np.float32)
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.ListArray:
-    lists = column.combine_chunks()
-    return pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+def _one_chunk(column: pa.ChunkedArray) -> pa.LargeListArray:
+    """The lists as one array: of Arrow's large lists, which may have more than 2^31 values."""
+    return column.cast(pa.large_list(column.type.value_type)).combine_chunks()

@@ -7,13 +7,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.data.store import PassageStore
+from raydense.data.tables import one_array
 
 
 class Texts:
     """Queries by position, passages by row."""
 
     def __init__(self, queries: pa.Table, store: PassageStore) -> None:
-        self._queries = queries["text"].combine_chunks()
+        self._queries = one_array(queries["text"])
         self.store = store
 
     def queries(self, positions: NDArray[np.int64]) -> list[str]:
