@@ -6,6 +6,7 @@ of each part, so that the negatives of a part come from the same queries for any
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import lru_cache
 
@@ -28,6 +29,7 @@ class Sampler:
         epochs = Epochs(examples, self.batch_size, getattr(settings, "one_source", False), self.seed)
         self.steps_per_epoch = epochs.steps
         self._order = lru_cache(maxsize=2)(epochs.order)  # two: threads make batches of the end of one and of the start of the next
+        self._making = threading.Lock()
         if not self.steps_per_epoch:
             raise InputError(
                 f"{len(examples):,} examples are fewer than one batch of {self.batch_size:,}",
@@ -42,7 +44,9 @@ class Sampler:
     def step(self, step: int) -> list[Part]:
         """The global batch of `step` (counted over the whole run, from 0), in its parts."""
         epoch, at = divmod(step, self.steps_per_epoch)
-        chosen = self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
+        with self._making:  # each thread would make them anew
+            order, known = self._order(epoch), self.examples.known
+        chosen = order[at * self.batch_size : (at + 1) * self.batch_size]
         rng = np.random.default_rng([self.seed, epoch, at])
         listed, draws = self.examples.positives.take(chosen), self.draws
         positives, scores = listed.draw(draws.positives, rng) if draws.random_positives else listed.first(draws.positives)
@@ -50,7 +54,7 @@ class Sampler:
         if draws.negatives:
             negatives, of_negatives = self.examples.negatives.take(chosen).draw(draws.negatives, rng)
             scores = np.concatenate([scores, of_negatives], axis=1)
-        whole = Part(self.examples.query[chosen], positives, negatives, self.examples.known.take(chosen))
+        whole = Part(self.examples.query[chosen], positives, negatives, known.take(chosen))
         if listed.scores is not None:
             whole = replace(whole, scores=scores)
         states = rng.integers(2**63, size=self.accumulation).tolist()

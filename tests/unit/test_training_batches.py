@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from raydense.data.tables import commit_table, read_table
 from raydense.errors import InputError
 from raydense.storage import Draft
 from raydense.training.batches import Sampler
+from raydense.training.epochs import Epochs
 from raydense.training.examples import Examples, read_examples, read_training_data
 from raydense.training.known import known_positives
 from raydense.training.method import method_of
@@ -173,6 +175,21 @@ def test_epochs_differ_in_order_and_draw() -> None:
         for p in (first, second)
     ]
     assert drawn[0] != drawn[1]
+
+
+def test_threads_that_begin_an_epoch_make_its_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, order = [], Epochs.order
+
+    def slow(epochs: Epochs, epoch: int) -> np.ndarray:
+        made.append(epoch)
+        time.sleep(0.2)
+        return order(epochs, epoch)
+
+    monkeypatch.setattr(Epochs, "order", slow)
+    sampler = sampler_of(Examples(np.arange(24), ragged([[i] for i in range(24)]), ragged([[1, 2]] * 24)), 4, 1, 1, 3)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(sampler.step, range(12)))
+    assert made == [0, 1]
 
 
 def test_positives_that_are_not_drawn_are_the_first_listed() -> None:
