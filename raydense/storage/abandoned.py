@@ -26,6 +26,10 @@ def sweep(cache: Path) -> None:
     for work in (cache / "work").glob(f"*/{WORK}"):
         with suppress(OSError):  # its process has finished it, or is another user's
             _remove_abandoned(work)
+    for file in (one for scheme in ("s3", "gs") for one in (cache / "work" / scheme).rglob("*")):  # what a training or a sweep appends to
+        with suppress(OSError):
+            if file.is_file() and _is_abandoned(file):
+                file.unlink()
 
 
 def _remove_abandoned(work: Path) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from raydense.errors import InputError
 from raydense.models.sharded import together
 from raydense.runtime.ray_internals import persist_checkpoint, persisted_checkpoint
 from raydense.storage import Place
+from raydense.storage.files import remove_left
 from raydense.training.engine import Engine, shards_weights
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.outage import outlasting
@@ -31,6 +33,7 @@ from raydense.training.precision import Precision
 from raydense.training.registered import RUN, STATE, State, forget_unregistered
 from raydense.training.weights import save_weights
 
+_PREFIX = "raydense-checkpoint-"
 _MAY_BE_NEWEST = 3  # one that is being uploaded, one that is uploaded and not registered yet, and the one before
 
 
@@ -118,11 +121,13 @@ class Checkpoints:
         return persisted_checkpoint(name)
 
     def _new_folder(self) -> Path:
-        """A folder of this machine; what a worker that was killed left behind is removed."""
-        prefix = f"raydense-checkpoint-{hashlib.sha256(self._shared.located.encode()).hexdigest()[:16]}-{self._rank}-"
+        """A folder of this machine; what workers that were killed left behind is removed: this one's at once, others' after a day."""
+        prefix = f"{_PREFIX}{hashlib.sha256(self._shared.located.encode()).hexdigest()[:16]}-{self._rank}-"
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            if left.lstat().st_uid == os.getuid():
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another worker is removing it, too
+                if left.lstat().st_uid == os.getuid():
+                    shutil.rmtree(left, ignore_errors=True)
+        remove_left(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
         return Path(tempfile.mkdtemp(prefix=prefix))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raydense.storage import cache, releases_outputs
+from raydense.storage import Place, cache, releases_outputs
 
 
 def test_what_kills_left_incomplete_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,16 @@ def test_files_of_an_output_that_nobody_went_on_with_go_after_a_week(tmp_path: P
     assert left == sorted(
         [f"{8:032x}/{name}" for name in here_alone] + [f"{6:032x}/{name}" for name in (*of_bucket, uploaded, *here_alone)]
     )
+
+
+def test_a_growing_file_that_nobody_writes_goes_after_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDENSE_CACHE", str(tmp_path))
+    files = {(age, scheme): Place.of(f"{scheme}://bucket/{age}/history.jsonl").growing() for age in (6, 8) for scheme in ("s3", "gs")}
+    for (age, _), file in files.items():
+        file.write_text("{}")
+        os.utime(file, (time.time() - age * 86_400,) * 2)
+    cache.trim()
+    assert {age for (age, _), file in files.items() if file.exists()} == {6}
 
 
 def test_an_empty_folder_of_an_output_goes_after_a_week_and_is_looked_for_once_an_hour(
