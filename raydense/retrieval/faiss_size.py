@@ -14,6 +14,11 @@ from raydense.retrieval.faiss_shard import set_search_params
 from raydense.retrieval.search_params import with_defaults
 
 _ID, _NODE = 8, 12  # the id of an entry of an inverted list; offset and level of a vector in a graph
+_OTHER_SCORES = {  # parts of a factory string
+    "L2norm": ("normalises vectors", "leave out L2norm: a model of cosine similarity normalises its vectors itself"),
+    "PCAW": ("whitens vectors", "use PCA or PCAR"),
+    "_direct": ("rounds the numbers of vectors to whole ones", "use SQ8"),
+}
 _PACK = 32  # vectors that fast-scan lists keep together: a list ends with half of that free on average
 
 
@@ -55,10 +60,13 @@ def facts_of(factory: str, dimension: int) -> IndexFacts:
 
 
 def index_of(factory: str, dimension: int) -> Any:
-    """An untrained index; InputError on a factory string that FAISS does not know, or whose index is filled only at once or has own ids."""
-    if "L2norm" in factory:
-        what = f"{factory!r} normalises vectors, and their scores are inner products as the model was trained for"
-        raise InputError(what, "factory", "leave out L2norm: a model of cosine similarity normalises its vectors itself")
+    """An untrained index; InputError on a factory string that FAISS does not know.
+
+    Or whose index is filled only at once, has own ids, or has other scores than inner products of the vectors.
+    """
+    for part, (does, fix) in _OTHER_SCORES.items():
+        if part in factory:
+            raise InputError(f"{factory!r} {does}, and their scores are inner products as the model was trained for", "factory", fix)
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         faiss.clone_index(index)
@@ -68,8 +76,11 @@ def index_of(factory: str, dimension: int) -> Any:
         raise InputError(f"FAISS cannot make {factory!r}: {reason(error)}", "factory", "as Flat, SQfp16, IVF4096,Flat") from None
     if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
         raise InputError(f"{factory!r} brings its own ids", "factory", "leave out IDMap: rows are the ids")
-    if isinstance(_inner(index), faiss.IndexNSG):
+    inner = _inner(index)
+    if isinstance(inner, faiss.IndexNSG):
         raise InputError(f"FAISS fills {factory!r} only at once, and an index is filled block by block", "factory", "use HNSW, as HNSW32")
+    if inner.metric_type != faiss.METRIC_INNER_PRODUCT:  # whatever was asked for
+        raise InputError(f"FAISS makes {factory!r} for L2 distances only", "factory", "use HNSW32_SQ8, or lists of PQ, as IVF4096,PQ64")
     return index
 
 
@@ -108,8 +119,6 @@ def least_trained(owner: Any) -> int:
         return max(*map(_least_of_step, _steps(index)), least_trained(index.index))
     if isinstance(index, faiss.IndexRefine):
         return max(least_trained(index.base_index), least_trained(index.refine_index))
-    if isinstance(index, faiss.IndexHNSW):
-        return least_trained(index.storage)
     codes = index.pq.ksub if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer) else 1
     return max(codes, index.nlist) if isinstance(index, faiss.IndexIVF) else codes
 
