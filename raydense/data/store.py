@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from raydense.storage import Artifact, Draft, Place
 
 _MOST_FILES = 100_000  # their order is that of their names
 _BATCH_ROWS = 8_192
+_BATCH_BYTES = 2**30  # of text: a string column of one batch holds at most 2 GiB, with a title joined to each text, too
 Rows = NDArray[np.int64]
 
 
@@ -81,18 +83,23 @@ class PassageStore:
         return np.load(self.artifact.file("text_hash.npy"), mmap_mode="r")
 
     def take(self, rows: Rows, columns: list[str] | None = None) -> pa.Table:
-        """The passages at `rows` (int64 [n], in their order, repeats allowed) as a table."""
+        """The passages at `rows` (int64 [n], in their order, repeats allowed) as a table, whose columns have a chunk for each GiB of text."""
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows must be in 0..{len(self) - 1}, got {rows.min()}..{rows.max()}")
         if not rows.size:
             none = self._file(0)[0][0].slice(0, 0)
             return pa.Table.from_batches([none.select(columns) if columns else none])
-        order = np.argsort(rows, kind="stable")
-        parts = [(batch.select(columns) if columns else batch).take(pa.array(at)) for batch, at in self._pieces(rows[order])]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
+        rising, back = np.unique(rows, return_inverse=True)
+        parts = [(batch.select(columns) if columns else batch).take(pa.array(at)) for batch, at in self._pieces(rising)]
+        table = pa.Table.from_batches(parts).combine_chunks()
+        few = (
+            table.nbytes * len(rows) <= _BATCH_BYTES
+        )  # also if the longest is wanted each time: not to look at the lengths takes half as long
+        if few or not (cuts := _cuts(_bytes_of(table)[back])).size:
+            return table.take(pa.array(back))
+        del parts, table  # before the pieces are taken
+        return pa.concat_tables([self.take(piece, columns) for piece in np.split(rows, cuts)])
 
     def slice(self, start: int, stop: int, columns: list[str] | None = None) -> pa.Table:
         """The passages of rows start..stop-1, without a copy."""
@@ -107,7 +114,9 @@ class PassageStore:
 
     def passages(self, rows: Rows) -> list[str]:
         """The text of each passage as a model reads it: title, blank, text."""
-        return full_text(self.take(rows, ["title", "text"])).to_pylist()
+        distinct, number = np.unique(rows, return_inverse=True)
+        texts = full_text(self.take(distinct, ["title", "text"])).to_pylist()
+        return [texts[at] for at in number.tolist()]
 
     def ids(self, rows: Rows) -> pa.Array:
         """The passage ids at `rows`."""
@@ -246,7 +255,8 @@ class CorpusWriter:
         def write(path: Path) -> None:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 for start in range(0, table.num_rows, _BATCH_ROWS):
-                    writer.write_table(_copied(table.slice(start, _BATCH_ROWS)))
+                    for batch in _pieces_of(table.slice(start, _BATCH_ROWS)):
+                        writer.write_table(_copied(batch))
 
         self.draft.commit(f"corpus-{self._shard:05d}.arrow", write, table.num_rows)
         self._shard += 1
@@ -286,6 +296,22 @@ class CorpusWriter:
         columns = [pa.ipc.open_file(pa.memory_map(str(f))).read_all()["passage_id"] for f in files]
         ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
         return (ids[row].as_py() for row in rows.tolist())
+
+
+def _bytes_of(table: pa.Table) -> Rows:
+    """The bytes of the strings of each row."""
+    lengths = [pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64) for column in table.columns]
+    return np.sum(lengths, axis=0)
+
+
+def _cuts(sizes: Rows) -> Rows:
+    """Where rows of these bytes are cut, so that each piece has about _BATCH_BYTES or less."""
+    return np.flatnonzero(np.diff(np.cumsum(sizes) // _BATCH_BYTES)) + 1
+
+
+def _pieces_of(table: pa.Table) -> Iterator[pa.Table]:
+    edges = [0, *_cuts(_bytes_of(table)).tolist(), table.num_rows]
+    return (table.slice(start, stop - start) for start, stop in pairwise(edges))
 
 
 def _copied(table: pa.Table) -> pa.Table:

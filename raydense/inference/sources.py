@@ -7,10 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
-from raydense.data.store import PassageStore, store_of
+from raydense.data.store import PassageStore, full_text, store_of
 from raydense.data.tables import concat_parts, write_arrow
 from raydense.inference.settings import QUERIES_A_FILE
 from raydense.storage import Artifact
@@ -52,7 +51,8 @@ class Passages:
         return self.store.fingerprint
 
     def texts(self, part: int) -> list[str]:
-        return self.store.passages(np.arange(*self.parts[part]))
+        found: list[str] = full_text(self.store.slice(*self.parts[part], ["title", "text"])).to_pylist()
+        return found
 
     def write_ids(self, path: Path) -> None:
         self.store.write_ids(path)

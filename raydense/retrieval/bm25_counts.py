@@ -46,9 +46,9 @@ class Inputs:
         return store, Generated(self.expand, store, self.prints["expand"]) if self.expand else None
 
 
-def texts_of(store: PassageStore, generated: Generated | None, start: int, stop: int) -> pa.Array:
+def texts_of(store: PassageStore, generated: Generated | None, start: int, stop: int) -> pa.ChunkedArray:
     """The text of each passage of rows start..stop-1, with the queries generated for it."""
-    texts = full_text(store.slice(start, stop, ["title", "text"])).combine_chunks()
+    texts = full_text(store.slice(start, stop, ["title", "text"]))
     if generated is None:
         return texts
     return pc.binary_join_element_wise(texts, pc.binary_join(generated.slice(start, stop), " "), " ")

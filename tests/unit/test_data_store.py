@@ -68,6 +68,23 @@ def test_the_same_passages_give_the_same_files_in_any_blocks(tmp_path: Path, tex
     assert files[0] == files[1]
 
 
+def test_long_passages_are_written_and_taken_in_chunks_that_arrow_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A string column of a batch, and an array of strings, hold at most 2 GiB: here the limit is 1,000 bytes."""
+    monkeypatch.setattr(data_store, "_BATCH_BYTES", 1_000)
+    passages = [(f"p{row}", f"T {row}", chr(97 + row) * (900 if row == 4 else 300), f"d{row}") for row in range(12)]
+    write(tmp_path / "c", passages, shard_rows=9, step=5)
+    store = PassageStore(tmp_path / "c")
+    written = [pa.ipc.open_file(path).read_all()["text"].chunks for path in sorted((tmp_path / "c").glob("*.arrow"))]
+    assert [[len(chunk) for chunk in chunks] for chunks in written] == [[3, 1, 3, 2], [3]]
+    rows = np.array([4, 4, 3, 0, 3, 3, 3, 11, 2, 4])
+    found = store.take(rows)
+    assert [tuple(row.values()) for row in found.to_pylist()] == [passages[row] for row in rows]
+    assert [len(chunk) for chunk in found["text"].chunks] == [1, 1, 3, 3, 1, 1]
+    assert store.take(rows[:1])["text"].num_chunks == store.take(rows[2:5])["text"].num_chunks == 1
+    assert store.passages(rows) == [" ".join(passages[row][1:3]) for row in rows]
+    assert store.rows_of_texts(found["text"]).tolist() == rows.tolist()
+
+
 def test_more_files_than_their_names_can_order_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_store, "_MOST_FILES", 3)
     write(tmp_path / "three", PASSAGES[:6], shard_rows=2, step=6)
