@@ -50,11 +50,16 @@ class TextTokenizer:
         self.pad_id = int(passage.pad_token_id or query.pad_token_id or 0)  # a static encoder names none
         self._query = _cut_to(query, config.query_length)
         self._passage = _cut_to(passage, config.passage_length)
+        self._typed = [
+            _has_types(source) and any(source.backend_tokenizer.encode("").type_ids) for source in (query, passage)
+        ]  # XLNet, Funnel
 
     def queries(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `query_length` of them."""
         return _tokens(
-            partial(self._query.encode_batch_fast, add_special_tokens=self._special[0]), [self.config.query_prefix + t for t in texts]
+            partial(self._query.encode_batch_fast, add_special_tokens=self._special[0]),
+            [self.config.query_prefix + t for t in texts],
+            self._typed[0],
         )
 
     def truncates(self, texts: Sequence[str]) -> list[bool]:
@@ -75,7 +80,9 @@ class TextTokenizer:
     def passages(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `passage_length` of them."""
         return _tokens(
-            partial(self._passage.encode_batch_fast, add_special_tokens=self._special[1]), [self.config.passage_prefix + t for t in texts]
+            partial(self._passage.encode_batch_fast, add_special_tokens=self._special[1]),
+            [self.config.passage_prefix + t for t in texts],
+            self._typed[1],
         )
 
 
@@ -85,7 +92,7 @@ class PairTokenizer:
     def __init__(self, source: PreTrainedTokenizerBase, length: int) -> None:
         self.source, self.length = source, length
         self.pad_id = int(source.pad_token_id)
-        self._typed = "token_type_ids" in source.model_input_names
+        self._typed = _has_types(source)
         self._pair = _cut_to(source, length)
 
     def pairs(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
@@ -146,9 +153,13 @@ def splits_words_first(source: PreTrainedTokenizerBase) -> bool:
     return plain and isinstance(core.pre_tokenizer, BertPreTokenizer) and isinstance(core.model, WordPiece)
 
 
+def _has_types(source: PreTrainedTokenizerBase) -> bool:
+    return "token_type_ids" in source.model_input_names
+
+
 def _cut_to(source: PreTrainedTokenizerBase, length: int) -> Tokenizer:
     core = Tokenizer.from_str(source.backend_tokenizer.to_str())
-    core.enable_truncation(length)
+    core.enable_truncation(length, direction=source.truncation_side)
     return core
 
 

