@@ -50,15 +50,17 @@ class Checkpoints:
     def load(self, workers: int, precision: Precision, output: Place) -> State:
         """Continue from the newest registered checkpoint, if there is one; InputError, on all workers, if it is of another precision."""
         checkpoint = ray.train.get_checkpoint()
+        name = checkpoint and Path(checkpoint.path).name
         if self._rank == 0:
-            forget_unregistered(self._shared, checkpoint and Path(checkpoint.path).name)
-        if checkpoint is None:
+            outlasting(lambda: forget_unregistered(self._shared, name), "looking for checkpoints")
+        if name is None:
             return State(precision, workers=workers, casts=self._engine.casts)
-        with checkpoint.as_directory() as folder:
-            state = State(**json.loads((Path(folder) / STATE).read_text()))
-            with together():
-                refuse_other_precision(output, state, precision, self._engine.casts)
-            self._engine.load(Path(folder), state.workers)
+        # not by Ray from a bucket: a worker that comes later than the others downloads over the files that these read
+        folder = self._shared / RUN / name
+        state = State(**json.loads(outlasting((folder / STATE).read, "reading a checkpoint") or b""))
+        with together():
+            refuse_other_precision(output, state, precision, self._engine.casts)
+        self._engine.load(folder, state.workers)
         self._best_steps.append(state.best_step)
         return replace(state, workers=workers, casts=self._engine.casts)
 

@@ -23,11 +23,14 @@ from torch import Tensor, nn
 from raydense.models.cpu_layers import use_cpu_layers
 from raydense.models.sharded import OnAllWorkers, full_count, full_shape, is_sharded, offloading
 from raydense.runtime.verbosity import limit_logs
+from raydense.storage import Place
 from raydense.training.lamb import Lamb
 from raydense.training.loop_settings import LoopSettings
+from raydense.training.outage import outlasting
 from raydense.training.precision import DTYPES, Precision
 
 _FIRST_LOSS_SCALE = 2.0**14
+_TAG = "engine"  # the folder of DeepSpeed's files in a checkpoint
 _BUCKET = 50_000_000  # weights: 200 MB in float32
 WHOLE_AT_ONCE = 10**9  # weights of ZeRO 3 that are gathered and stay for their next use: 4 GB in float32
 
@@ -157,8 +160,8 @@ class Engine(ABC):
         """Write this worker's files of a checkpoint into its own `folder`, without frozen weights."""
 
     @abstractmethod
-    def load(self, folder: Path, workers: int) -> None:
-        """Read a checkpoint that contains the files of all its `workers`, whose number may differ from now."""
+    def load(self, folder: Place, workers: int) -> None:
+        """Read a checkpoint that contains the files of all its `workers`, whose number may differ from now; of a bucket what is needed here."""
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights, unsharded, on the CPU, in fp32 if trained in it; without frozen weights; empty on other workers than worker 0."""
@@ -222,9 +225,10 @@ class TorchEngine(Engine):
             state = {"model": trained(self.module), "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
             torch.save(state, folder / "engine.pt")
 
-    def load(self, folder: Path, workers: int) -> None:
+    def load(self, folder: Place, workers: int) -> None:
+        file = outlasting((folder / "engine.pt").fetch, "reading a checkpoint")
         # the optimizer moves what a fresh one has on the device, and keeps the rest, as LAMB's steps, on the CPU
-        state = torch.load(folder / "engine.pt", map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
         restore(state["model"], self.module)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -280,18 +284,18 @@ class DeepSpeedEngine(Engine):
         return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
 
     def save(self, folder: Path) -> None:
-        self._engine.save_checkpoint(str(folder), tag="engine", exclude_frozen_parameters=True)
+        self._engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=True)
 
-    def load(self, folder: Path, workers: int) -> None:
+    def load(self, folder: Place, workers: int) -> None:
+        from raydense.training.shards import Files, OtherWorkersFiles
+
+        files = Files(folder / _TAG)
         if self.zero in (1, 2) and workers != dist.get_world_size():
-            from raydense.training.shards import OtherWorkersFiles
-
-            lengths = [group["params"][0].numel() for group in self.optimizer.param_groups]
-            self._engine.checkpoint_engine, own = OtherWorkersFiles(workers, lengths), self._engine.checkpoint_engine
-            self._engine.load_checkpoint(str(folder), tag="engine", custom_load_fn=restore)
-            self._engine.checkpoint_engine = own
-        else:
-            self._engine.load_checkpoint(str(folder), tag="engine", custom_load_fn=restore)
+            files = OtherWorkersFiles(folder / _TAG, workers, [group["params"][0].numel() for group in self.optimizer.param_groups])
+        self._engine.checkpoint_engine, own = files, self._engine.checkpoint_engine
+        with files.named() as names:
+            self._engine.load_checkpoint(names, tag=_TAG, custom_load_fn=restore)
+        self._engine.checkpoint_engine = own
         self._outlast_lowest_scale()
 
     def _outlast_lowest_scale(self) -> None:

@@ -1,6 +1,6 @@
-"""Lets a checkpoint of ZeRO 1 or 2 be read by another number of workers than wrote it.
+"""Reads the files of DeepSpeed's checkpoints: where they are, and those of ZeRO 1 or 2 also by another number of workers than wrote them.
 
-There each worker has one shard of the float32 weights and of each of the optimiser's moments: the parameters of a group are
+In these each worker has one shard of the float32 weights and of each of the optimiser's moments: the parameters of a group are
 concatenated, padded with zeros, and cut into one shard per worker. Here the shards are concatenated again and cut for the new number
 of workers. A worker reads only the shards that overlap its own, and nothing is written: a kill leaves the checkpoint unchanged.
 """
@@ -8,6 +8,10 @@ of workers. A worker reads only the shards that overlap its own, and nothing is 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,17 +22,45 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils import fragment_address
 from torch import Tensor
 
+from raydense.storage import Place
+from raydense.training.outage import outlasting
+
 _BASE, _WEIGHTS, _STATE = "base_optimizer_state", "single_partition_of_fp32_groups", "optimizer_state_dict"
 
 
-class OtherWorkersFiles(TorchCheckpointEngine):
+class Files(TorchCheckpointEngine):
+    """Lets DeepSpeed read the files of the checkpoint in `folder`; one of a bucket is fetched when it is read."""
+
+    def __init__(self, folder: Place) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @contextmanager
+    def named(self) -> Iterator[str]:
+        """A folder to give to DeepSpeed, which looks for files before it reads them; they are empty there."""
+        with TemporaryDirectory() as names:
+            (Path(names) / self._folder.name).mkdir()
+            for name in outlasting(self._folder.entries, "looking for a checkpoint"):
+                (Path(names) / self._folder.name / name).touch()
+            yield names
+
+    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
+        """The content of the file that has the name of `path`."""
+        content: dict[str, Any] = super().load(self._here(path), map_location)
+        return content
+
+    def _here(self, path: str) -> str:
+        return str(outlasting((self._folder / Path(path).name).fetch, "reading a checkpoint"))
+
+
+class OtherWorkersFiles(Files):
     """Lets DeepSpeed read the files of `before` workers as if the present number of workers had written them.
 
     `lengths`: the length of this worker's shard of each group of parameters.
     """
 
-    def __init__(self, before: int, lengths: list[int]) -> None:
-        super().__init__()
+    def __init__(self, folder: Place, before: int, lengths: list[int]) -> None:
+        super().__init__(folder)
         self._before, self._lengths = before, lengths
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
@@ -38,7 +70,7 @@ class OtherWorkersFiles(TorchCheckpointEngine):
         return {**super().load(path, map_location), "dp_world_size": dist.get_world_size()}
 
     def _own(self, files: list[str]) -> dict[str, Any]:
-        shards = [_read(file)[_STATE] for file in files]
+        shards = [_read(self._here(file))[_STATE] for file in files]
         first, starts = shards[0], [dist.get_rank() * length for length in self._lengths]
         weights = [
             cut([shard[_WEIGHTS][group] for shard in shards], start, length)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
+import ray.train
 import torch
 
 from raydense.errors import InputError
 from raydense.storage import Place
 from raydense.training import history as history_module
-from raydense.training.checkpoints import refuse_other_precision
+from raydense.training.checkpoints import Checkpoints, refuse_other_precision
+from raydense.training.engine import TorchEngine
 from raydense.training.history import HISTORY, Follower, History, read_history
 from raydense.training.registered import RUN, State, fix_registered, forget_unregistered, keep_registered, newest_state
+from raydense.training.settings import TrainSettings
 from raydense.training.weights import load_weights, save_weights, weights_name
 from tests.s3_server import BUCKET, environment
 
@@ -154,6 +159,39 @@ def test_a_history_goes_on_from_what_a_checkpoint_holds(shared: Place, tmp_path:
     assert [line["step"] for line in read_history((shared / HISTORY).fetch())] == list(range(1, 10))
     if shared.everywhere:
         assert shared.files().keys() == {HISTORY, "logs/events.out.tfevents.0.raydense"}
+
+
+def test_a_worker_that_comes_late_leaves_the_files_alone_that_another_one_reads(
+    shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 0 comes late by its requests to the store: the others of its machine read the checkpoint by then."""
+    settings = TrainSettings(objective="retriever", model="m", corpus="c", queries="q", examples="e", output="o")
+    engines = [TorchEngine(torch.nn.Linear(8, 8), settings, torch.device("cpu"), "fp32") for _ in range(3)]
+    (tmp_path / "made").mkdir()
+    engines[0].save(tmp_path / "made")
+    checkpoint(shared, State("fp32", step=5))
+    with (shared / RUN / "checkpoint_5/engine.pt").writing() as aside:
+        shutil.copyfile(tmp_path / "made/engine.pt", aside)
+    root = shared.for_ray()
+    registered = ray.train.Checkpoint(f"{root['storage_path']}/{RUN}/checkpoint_5", root.get("storage_filesystem"))
+    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: registered)
+    read, seen = torch.load, []
+
+    def load(rank: int) -> None:
+        Checkpoints(shared, engines[2 - rank], rank, lambda: None).load(2, "fp32", shared)
+
+    def late_meanwhile(file: Path, **given: Any) -> Any:
+        if not seen:
+            seen.append(os.stat(file))
+            load(rank=0)
+            now = os.stat(file)
+            assert (now.st_ino, now.st_mtime_ns, now.st_size) == (seen[0].st_ino, seen[0].st_mtime_ns, seen[0].st_size)
+        return read(file, **given)
+
+    monkeypatch.setattr(torch, "load", late_meanwhile)
+    load(rank=1)
+    for engine in engines[1:]:
+        assert all(torch.equal(weight, engines[0].module.state_dict()[name]) for name, weight in engine.module.state_dict().items())
 
 
 def test_a_checkpoint_that_the_disk_does_not_take_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

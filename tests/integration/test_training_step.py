@@ -22,7 +22,7 @@ from raydense.data.store import PassageStore
 from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
-from raydense.storage import Draft
+from raydense.storage import Draft, Place
 from raydense.training.activation_checkpointing import checkpoint_activations
 from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine, make_engine
@@ -451,7 +451,7 @@ def third_steps(engine: Any, asked: TrainSettings, rank: int, folder: Path) -> l
     saved.mkdir(exist_ok=True)
     engine.save(saved)
     fresh = make_engine(two_layers(), asked, CPU, "fp32", 2)
-    fresh.load(saved, 2)
+    fresh.load(Place.of(saved), 2)
     for one in (engine, fresh):
         one_more(one, rank)
     return [engine.weights(), fresh.weights()]
@@ -638,7 +638,7 @@ def bad_steps_in_fp16(rank: int, asked: list[dict[str, Any]], folder: str) -> No
         there.mkdir(exist_ok=True)
         first.save(there)
         dist.barrier()
-        second.load(there, 2)
+        second.load(Place.of(there), 2)
         found.append([*norms_of_first, *norms(second, [math.nan] * 5 + [1.0])])
     torch.save(found, f"{folder}/found-{rank}.pt")
     dist.destroy_process_group()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 from torch import Tensor, nn
 
+from raydense.storage import Place
 from raydense.training.engine import DeepSpeedEngine, Engine, TorchEngine, learning_rate, make_engine
 from raydense.training.precision import Precision
 from raydense.training.settings import TrainSettings
@@ -124,7 +125,7 @@ def leg(rank: int, number: int, folder: str) -> None:
         found: dict[str, Any] = {}
         before, after = (Path(folder, f"{way} {n}") for n in (number - 1, number))
         if number:
-            engine.load(before, WORKERS[number - 1])
+            engine.load(Place.of(before), WORKERS[number - 1])
             found["at the start"] = held(engine)
         found["losses"] = train(engine, range(number * EACH, (number + 1) * EACH), rank, workers, s)
         after.mkdir(exist_ok=True)
@@ -150,7 +151,7 @@ def tied(rank: int, workers: int, folder: Path) -> None:
     (folder / "tied").mkdir(exist_ok=True)
     engine.save(folder / "tied")
     dist.barrier()
-    again.load(folder / "tied", workers)
+    again.load(Place.of(folder / "tied"), workers)
     found = [(train(one, range(2, 5), rank, workers, s), one.weights()) for one in (engine, again)]
     if rank == 0:
         torch.save(found, folder / "tied.pt")
@@ -265,7 +266,9 @@ def test_the_loss_scaler_of_half_precision_is_read(tmp_path: Path) -> None:
         torch.save({"optimizer_state_dict": state}, tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        read = OtherWorkersFiles(2, [8]).load(f"{tmp_path}/zero_pp_rank_0_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
+        read = OtherWorkersFiles(Place.of(tmp_path), 2, [8]).load(f"{tmp_path}/zero_pp_rank_0_mp_rank_00_optim_states.pt")[
+            "optimizer_state_dict"
+        ]
     finally:
         dist.destroy_process_group()
     assert vars(read["loss_scaler"]) == vars(scaler)

@@ -124,7 +124,7 @@ def test_lamb_over_all_weights_at_once_is_lamb_weight_by_weight(tmp_path: Path) 
         if number == 3:
             engine.save(tmp_path)
             engine = TorchEngine(model(), asked, CPU, "fp32")
-            engine.load(tmp_path, workers=1)
+            engine.load(Place.of(tmp_path), workers=1)
         for parameter, gradient in zip(engine.module.parameters(), of_step, strict=True):
             parameter.grad = gradient.clone()
         if number == 0:
@@ -164,7 +164,7 @@ def test_a_loaded_optimizer_has_its_state_where_a_fresh_one_has_it(tmp_path: Pat
     saved, fresh, loaded = engine_on(CPU), engine_on(device), engine_on(device)
     update(saved)
     saved.save(tmp_path)
-    loaded.load(tmp_path, workers=1)
+    loaded.load(Place.of(tmp_path), workers=1)
     if device.type == "meta":
         wanted = {"step": (CPU, torch.float32), "mean": (device, torch.float32), "square": (device, torch.float32)}
         assert lies(loaded) == [wanted] * 6
@@ -200,7 +200,7 @@ def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     first, second = (TorchEngine(model(), settings(), CPU, "fp32") for _ in range(2))
     steps(first, 3)
     first.save(tmp_path)
-    second.load(tmp_path, workers=1)
+    second.load(Place.of(tmp_path), workers=1)
     steps(first, 3)
     steps(second, 3)
     assert all(torch.equal(a, b) for a, b in zip(first.weights().values(), second.weights().values(), strict=True))
