@@ -17,6 +17,7 @@ from torch import nn
 
 from raydense.errors import InputError
 from raydense.runtime.limits import memory_free, memory_total
+from raydense.runtime.session import joins_cluster
 from raydense.storage import Place
 from raydense.training.engine import offloads, shards_weights
 from raydense.training.loop_settings import LoopSettings
@@ -110,8 +111,11 @@ def refuse_too_little_to_offload(settings: LoopSettings, start: str, device: tor
 
 
 def refuse_too_little_to_write(settings: LoopSettings, start: str) -> None:
-    """InputError if this machine, where the trained model is written, has not the memory for it in float32, though with ZeRO 3 no worker holds it whole."""
-    if shards_weights(settings):
+    """InputError if this machine, where the trained model is written, has not the memory for it in float32, as its workers have.
+
+    Of a cluster none of them may be on this machine, and with ZeRO 3 none holds it whole.
+    """
+    if shards_weights(settings) or joins_cluster():
         written = settings.model_copy(update={"precision": "fp32"})  # that of the workers may be one that no CPU trains in
         needed, most = MemoryEstimate(written, start, torch.device("cpu")).whole, memory_total()
         if needed > most:

@@ -309,17 +309,20 @@ def test_too_little_memory_of_the_machine_to_offload_is_refused(data: TrainingDa
 
 
 def test_too_little_memory_of_the_machine_to_write_the_model_is_refused(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ZeRO 3, where no worker would notice; also in a precision that the machine could not train in."""
+    """With ZeRO 3 and on a cluster, where no worker would notice; also in a precision that the machine could not train in."""
     zero3 = settings(data, precision="fp16", engine={"name": "deepspeed", "zero": 3})
     size = 4 * sum(p.numel() for p in loaded(zero3).parameters())
     monkeypatch.setattr(micro_batch, "memory_total", lambda: size)
     refuse_too_little_to_write(zero3, zero3.model)
     monkeypatch.setattr(micro_batch, "memory_total", lambda: size - 1)
-    refuse_too_little_to_write(settings(data), str(data.root / "start"))
-    with pytest.raises(
-        InputError, match=r"^model: the trained model takes .* GiB where it is written, and this machine has .*--entrypoint-memory"
-    ):
-        refuse_too_little_to_write(zero3, zero3.model)
+    plain = settings(data)
+    refuse_too_little_to_write(plain, plain.model)
+    for asked, address in ((zero3, "local"), (plain, "10.0.0.1:6379")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(
+            InputError, match=r"^model: the trained model takes .* GiB where it is written, and this machine has .*--entrypoint-memory"
+        ):
+            refuse_too_little_to_write(asked, asked.model)
 
 
 def test_half_precision_holds_half(data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
