@@ -227,10 +227,12 @@ class TorchEngine(Engine):
 
     def load(self, folder: Place, workers: int) -> None:
         file = outlasting((folder / "engine.pt").fetch, "reading a checkpoint")
-        # the optimizer moves what a fresh one has on the device, and keeps the rest, as LAMB's steps, on the CPU
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # the workers of a machine share its memory
         restore(state["model"], self.module)
+        # the optimizer moves what a fresh one has on the device, and keeps the rest, as LAMB's steps, on the CPU
         self.optimizer.load_state_dict(state["optimizer"])
+        for values in self.optimizer.state.values():
+            values.update({name: value.clone() for name, value in values.items() if value.device.type == "cpu"})  # no longer of the file
         self.scaler.load_state_dict(state["scaler"])
 
 

@@ -206,6 +206,31 @@ def test_a_loaded_engine_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.weights().values(), second.weights().values(), strict=True))
 
 
+def test_the_workers_of_a_machine_share_the_memory_of_a_checkpoint_while_they_load_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is mapped; what the optimizer goes on with is its own, whatever comes of the file."""
+    first, second = (TorchEngine(model(), settings(), CPU, "fp32") for _ in range(2))
+    first.backward(first.forward(input=torch.randn(8, 4)).square().mean())
+    first.step(0.01)
+    first.save(tmp_path)
+    load, mapped = second.optimizer.load_state_dict, list[bool]()
+
+    def seen(state: dict[str, Any]) -> None:
+        mapped.append(f"{tmp_path}/engine.pt" in Path("/proc/self/maps").read_text())
+        load(state)
+
+    monkeypatch.setattr(second.optimizer, "load_state_dict", seen)
+    second.load(Place.of(tmp_path), workers=1)
+    with open(tmp_path / "engine.pt", "r+b") as file:
+        file.write(bytes(os.stat(tmp_path / "engine.pt").st_size))
+    assert mapped == [True]
+    states = [engine.optimizer.state[weight] for engine in (first, second) for weight in engine.module.parameters()]
+    for saved, loaded in zip(states[:6], states[6:], strict=True):
+        assert all(torch.equal(value, loaded[name]) for name, value in saved.items())
+    assert all(torch.equal(a, b) for a, b in zip(first.weights().values(), second.weights().values(), strict=True))
+
+
 def test_no_setting_is_left_to_deepspeeds_defaults() -> None:
     config = deepspeed_config(settings(batch_size=24, accumulation=3, clip=0.0, engine={"name": "deepspeed", "zero": 2}), "fp16", 2)
     assert config["gradient_clipping"] == 0.0
