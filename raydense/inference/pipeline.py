@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, cast
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -58,7 +59,7 @@ def run(
     rows.context.issue_detectors_config.detectors = []  # they advise the author of a pipeline, in its user's terminal, every half minute
     # wait for a file that takes longer than Ray's half an hour, or for a node that joins later
     rows.context.execution_no_progress_timeout_s = -1
-    restarts = Restarts(stage, spread)
+    restarts, pool = Restarts(stage, spread), f"{_Actor.__name__}_{uuid4().hex[:8]}"
     rows.context.custom_execution_callback_classes = [at_each_step(restarts.refuse)]
     tokens = rows.map_batches(
         cast(Any, _tokenise),
@@ -68,7 +69,7 @@ def run(
         **common,
     )
     records = tokens.map_batches(
-        cast(Any, _Actor),
+        cast(Any, type(pool, (_Actor,), {})),  # Ray names the actors by it
         fn_constructor_kwargs={"actor": actor, "stage": stage, "arguments": {**arguments, "layout": layout}},
         compute=ray.data.ActorPoolStrategy(min_size=layout.fewest, initial_size=layout.first, max_size=layout.most),
         num_gpus=layout.gpus or None,
@@ -78,7 +79,7 @@ def run(
         **common,
     )
     job = ray.get_runtime_context().get_job_id()
-    with Waiting(stage, lambda: _waits(job, restarts)):
+    with Waiting(stage, lambda: _waits(job, pool, restarts)):
         for done, record in enumerate(records.iter_rows(), 1):
             restarts.progress()
             if _FAULT in record:
@@ -87,9 +88,9 @@ def run(
             yield record
 
 
-def _waits(job: str, restarts: Restarts) -> bool:
-    """Whether no actor of the job's pools has a running process; their restarts are counted."""
-    there = [actor for actor in actors_of(job) if "MapWorker" in actor["ActorClassName"] and actor["State"] != "DEAD"]
+def _waits(job: str, pool: str, restarts: Restarts) -> bool:
+    """Whether no actor of the pool has a running process; their restarts are counted. The trials of a sweep are one job."""
+    there = [actor for actor in actors_of(job) if pool in actor["ActorClassName"] and actor["State"] != "DEAD"]
     restarts.count({actor["ActorID"]: actor["NumRestarts"] for actor in there})
     return not any(actor["Address"]["Port"] for actor in there)
 

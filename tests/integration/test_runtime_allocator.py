@@ -68,7 +68,7 @@ def test_encoding_actors_and_training_workers_have_it(data: TrainingData, tmp_pa
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     make_tiny_encoder([" ".join(WORDS)], tmp_path / "tiny", seed=3)
     given = {"model": str(tmp_path / "tiny"), "corpus": str(data.root / "sample/corpus"), "output": str(tmp_path / "vectors")}
-    with allocators("ray::MapWorker(MapBatches(_Actor))") as seen:
+    with allocators("ray::MapWorker(MapBatches(_Actor_") as seen:
         encode(EncodeSettings.read(given))
     assert seen == {True}
     with allocators("ray::RayTrainWorker") as seen:

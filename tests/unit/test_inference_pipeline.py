@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,8 @@ import ray
 import torch
 
 from raydense.errors import InputError
-from raydense.inference.pipeline import _FAULT, Restarts, _Actor
+from raydense.inference import pipeline
+from raydense.inference.pipeline import _FAULT, Restarts, _Actor, _waits
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, Spread
 
 INPUTS = {"model": "m", "corpus": "c", "run": "r", "queries": "q", "output": "o"}
@@ -89,3 +91,19 @@ def test_actors_that_end_now_and_then_or_together_do_not() -> None:
         restarts.progress()
         counted(restarts, **{f"actor {actor}": 4 + number for actor in range(10)})
     counted(Restarts("encode", Spread()), another=100)  # of another stage of the job, or from before
+
+
+def test_the_actors_of_another_pipeline_of_the_job_are_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a sweep, whose trials are one job."""
+    restarts = Restarts("encode", Spread())
+
+    def actor(pool: str, restarts: int, port: int) -> dict[str, Any]:
+        known = {"ActorClassName": f"MapWorker(MapBatches({pool}))", "State": "ALIVE"}
+        return {**known, "ActorID": pool, "NumRestarts": restarts, "Address": {"Port": port}}
+
+    for number in range(7):
+        there = [actor("_Actor_1", 0, port=0), actor("_Actor_2", number, port=9)]
+        monkeypatch.setattr(pipeline, "actors_of", lambda job, there=there: there)
+        assert _waits("01", "_Actor_1", restarts)
+        restarts.refuse()
+    assert not _waits("01", "_Actor_2", restarts)
