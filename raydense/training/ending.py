@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-from raydense.errors import StorageError
 from raydense.runtime.progress import say
 from raydense.runtime.signals import HEARD, handle, restore
 from raydense.storage import Place
@@ -62,7 +61,7 @@ class Ending:
         if self._given is None:
             return
         if not self._asked:
-            with suppress(StorageError):  # in an outage it is asked again at the next look
+            with suppress(OSError):  # in an outage it is asked again at the next look
                 if start_line(self._shared) is None:
                     self._end()
                 ask_to_end(self._shared)
@@ -100,6 +99,6 @@ class Ending:
 
     def _newest(self) -> int | None:
         """The step of the newest checkpoint, 0 without one; None where the store cannot be reached."""
-        with suppress(StorageError):
+        with suppress(OSError):
             return state.step if (state := newest_state(self._shared)) else 0
         return None

@@ -14,11 +14,11 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.waiting import Waiting
 from raydense.training.capacity import workers_wait
-from raydense.training.ending import Ending
+from raydense.training.ending import WAITS_S, Ending
 from raydense.training.generation_builder import GenerationBuilder
 from raydense.training.history import HISTORY, USAGE, Follower, Line
 from raydense.training.loop import Job
-from raydense.training.notice import withdraw
+from raydense.training.notice import ask_to_end, withdraw
 from raydense.training.registered import fix_registered, keep_registered, newest_state
 from raydense.training.shared_folder import mark
 from raydense.training.status import dev_line, forget, micro_batch_line, start_line, steps_done
@@ -48,7 +48,7 @@ class Followed:
         Ray gives up after a number of failures, even if it made progress between them, and at once if its controller is killed.
         Here a new checkpoint resets the count of failures.
         """
-        from ray.exceptions import ActorDiedError
+        from ray.exceptions import ActorDiedError, OutOfMemoryError
         from ray.train import TrainingFailedError
 
         lost, at = 0, checkpointed(job)
@@ -59,10 +59,10 @@ class Followed:
                 if not result["ended"]:
                     self._ending.check(result["step"])
                 return result
-            except (ActorDiedError, TrainingFailedError) as error:
+            except (ActorDiedError, OutOfMemoryError, TrainingFailedError) as error:
                 self._ending.check()
                 before, at = at, checkpointed(job)
-                lost += 1 if isinstance(error, ActorDiedError) else job.settings.max_failures + 1
+                lost += job.settings.max_failures + 1 if isinstance(error, TrainingFailedError) else 1
                 lost = lost if at == before else 0
                 if fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
                     raise
@@ -83,9 +83,12 @@ class Followed:
                     workers.join(self._shared.look_every_s)
                     self._ending.look()
                     builder.check()
-                    keep_registered(self._shared)
-                    with suppress(StorageError):  # the workers may still reach the store
+                    with suppress(OSError):  # the workers may still reach the store or the disk
+                        keep_registered(self._shared)
                         self.report(progress)
+        except Exception:
+            self._let_save(workers)
+            raise
         finally:
             leave_working(workers, self._output)
         outcome = workers.outcome()
@@ -94,6 +97,14 @@ class Followed:
             with suppress(StorageError):  # the training is done
                 self.report(progress)
         return outcome
+
+    def _let_save(self, workers: Workers) -> None:
+        """Where something else than the workers failed, as the refresh: they save before the end of this process ends them."""
+        with suppress(OSError):
+            if workers.is_alive() and start_line(self._shared) is not None:
+                ask_to_end(self._shared)
+                say("train: fails, and saves after this step before it ends; a signal ends it at once")
+                workers.join(WAITS_S)
 
     def report(self, progress: Progress) -> None:
         """Show and send what is new.

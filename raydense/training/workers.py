@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from raydense.errors import InputError, StorageError
+from raydense.errors import InputError
 from raydense.runtime.allocator import cpu_worker_env
 from raydense.runtime.network import network_env
 from raydense.runtime.ray_internals import trainer_type
@@ -50,7 +50,7 @@ def leave_working(workers: Workers, output: Place) -> None:
     """Where the driver ends before its workers: ask them to end after their step."""
     if workers.is_alive():
         leave(output, workers)
-        with suppress(StorageError):
+        with suppress(OSError):
             ask_to_end(output / WORK)
 
 

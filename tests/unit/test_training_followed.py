@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import OutOfMemoryError
 
+from raydense.errors import InputError
 from raydense.runtime.progress import Progress
 from raydense.storage import Place
 from raydense.training import followed as followed_module
@@ -14,20 +22,24 @@ from raydense.training.followed import Followed
 from raydense.training.generations import Generations
 from raydense.training.history import USAGE, USAGE_EVENTS, History, Line
 from raydense.training.loop import Job
+from raydense.training.notice import ask_to_end, is_asked
 from raydense.training.settings import TrainSettings
-from raydense.training.status import Status, forget
+from raydense.training.status import Status, forget, start_line
 
 
 def column(lines: list[Line], name: str) -> list[float]:
     return [line[name] for line in lines]
 
 
-def followed_of(tmp_path: Path, shared: Place, sent: list[Line]) -> Followed:
+def job_of(tmp_path: Path, shared: Place) -> Job:
     settings = TrainSettings.read(
         {"objective": "retriever", "output": str(tmp_path / "out"), **dict.fromkeys(("model", "corpus", "queries", "examples"), "x")}
     )
-    job = Job(settings, "start", shared, 10, {}, Generations(Place.of(str(tmp_path)), 10, 10), 10, {})
-    return Followed(job, sent.append, Ending(shared, 10))
+    return Job(settings, "start", shared, 10, {}, Generations(Place.of(str(tmp_path)), 10, 10), 10, {})
+
+
+def followed_of(tmp_path: Path, shared: Place, sent: list[Line]) -> Followed:
+    return Followed(job_of(tmp_path, shared), sent.append, Ending(shared, 10))
 
 
 def test_steps_that_are_made_again_are_neither_shown_nor_sent_before_they_are(tmp_path: Path) -> None:
@@ -92,3 +104,72 @@ def test_what_was_measured_of_the_machines_is_sent_with_its_own_step(tmp_path: P
     assert [line.get("memory") for line in sent] == [None, 2.0, None, 4.0, None]
     history.close()
     usage.close()
+
+
+class Workers(threading.Thread):
+    """Workers at a step, which end when they are asked to."""
+
+    def __init__(self, shared: Place) -> None:
+        super().__init__(daemon=True)
+        self.shared, self.saved = shared, False
+
+    def run(self) -> None:
+        Status(self.shared).start("10 steps of 32")
+        while not is_asked(self.shared):
+            time.sleep(0.01)
+        self.saved = True
+
+
+class Builder:
+    """A refresh, or a disk, that fails when the workers are at a step."""
+
+    def __init__(self, shared: Place) -> None:
+        self.shared = shared
+
+    def check(self) -> None:
+        if start_line(self.shared):
+            raise InputError("no space left on device", "refresh", "free some")
+
+
+def test_workers_save_before_an_error_of_the_refresh_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the process kills them, in the middle of a step."""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
+    monkeypatch.setattr(followed_module, "workers_wait", lambda job: False)
+    shared = Place.of(str(tmp_path)) / "shared"
+    workers, followed = Workers(shared), followed_of(tmp_path, shared, [])
+    with pytest.raises(InputError, match="no space left"):
+        followed._once(workers, Builder(shared), Progress("train", 10, "steps"))  # type: ignore[arg-type]
+    assert workers.saved
+
+
+def test_a_disk_that_fails_for_a_moment_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers outlast it for 20 minutes."""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
+    monkeypatch.setattr(followed_module, "workers_wait", lambda job: False)
+    shared = Place.of(str(tmp_path)) / "shared"
+    workers, followed, failed = Workers(shared), followed_of(tmp_path, shared, []), list[Place]()
+
+    def fails(where: Place) -> None:
+        failed.append(where)
+        ask_to_end(where)  # so that the test ends
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(followed_module, "keep_registered", fails)
+    workers.outcome = lambda: {"step": 10, "ended": True}  # type: ignore[attr-defined]
+    followed._once(workers, SimpleNamespace(check=lambda: None), Progress("train", 10, "steps"))  # type: ignore[arg-type]
+    assert failed
+
+
+def test_a_controller_that_ray_ends_for_memory_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Place.of(str(tmp_path)) / "shared"
+    followed = followed_of(tmp_path, shared, [])
+    tries = iter([OutOfMemoryError("the memory monitor"), {"step": 10, "ended": True}])
+
+    def once(*given: Any) -> Any:
+        found = next(tries)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(followed, "_once", once)
+    assert followed.run(job_of(tmp_path, shared), False, None, Progress("train", 10, "steps"))["ended"]  # type: ignore[arg-type]
