@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.errors import InputError
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
+from raydense.inference.settings import QueryPrompt
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
 from raydense.storage import named
 
@@ -98,7 +99,7 @@ class EvaluateSettings(Settings):
         return Forecast(needs, makes, "evaluate" if all(runs) else "", {"hits": float(hits)}, 2 * PROCESS_BYTES)
 
 
-class SuiteSettings(Settings):
+class SuiteSettings(Settings, QueryPrompt):
     """With --suite: measure a retriever, or BM25, on every test set of a folder; one table, and the mean of all.
 
     Each set is imported, encoded, indexed, searched and measured in a folder of its own; if stopped, it continues.
@@ -110,6 +111,7 @@ class SuiteSettings(Settings):
         "the folder of the test sets, at any depth: BEIR folders, or what `raydense import` made; those of a sub-folder count as one",
     )
     model: FolderOrNone = artifact("model", "faiss: the retriever", None)
+    prefixes: list[str] = setting([], "SET=text: query_prefix of one set, or of those below a sub-folder, in place of what is for all")
     reranker: FolderOrNone = artifact("model", "a re-ranker for the first passages of each query, which is measured, too", None)
     sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
     splits: Words = setting(
@@ -132,11 +134,13 @@ class SuiteSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.kind == "bm25":
-            self._refuse_given(["model", "factory", "search_params"], "kind bm25")
+            self._refuse_given(["model", "prefixes", "factory", "search_params"], "kind bm25")
         elif not self.model:
             raise ValueError("a suite needs model, the retriever to measure, or kind bm25")
         if not self.reranker:
             self._refuse_given(["depth"], "a suite without a reranker")
+        if without := [prefix for prefix in self.prefixes if "=" not in prefix]:
+            raise ValueError(f"prefixes: {without[0]!r} is of no set: write SET=text")
         return self
 
 

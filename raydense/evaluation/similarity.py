@@ -14,6 +14,7 @@ from raydense.data.tables import query_positions
 from raydense.evaluation.metrics import Judgements, trec_order
 from raydense.evaluation.runs import MeasuredRun
 from raydense.evaluation.settings import SimilaritySettings
+from raydense.inference.settings import QUERY_PROMPT
 from raydense.ranges import ranges
 from raydense.runtime.progress import Progress
 from raydense.storage import fingerprint_of
@@ -49,7 +50,7 @@ def similarities(
     The queries are at most `settings.queries` of the judged ones, evenly chosen; p+ is the positive of the highest grade, p- each of
     the first `settings.passages` of the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where
     s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Vectors have the dimension that the run
-    records, else the model's own, and texts its own lengths. Holds the vectors of 1,024 queries
+    records, else the model's own, queries its prompt, and texts the model's lengths. Holds the vectors of 1,024 queries
     and their passages, whatever the number of queries.
     """
     retrievers = {fingerprint_of(folder): folder for model in models.values() for folder in (model, model / _RETRIEVER) if folder.is_dir()}
@@ -95,7 +96,9 @@ def _similarity(
     """What the model's similarities are, block by block of the queries; None without a pair."""
     from raydense.models.dual_encoder import DualEncoder  # only here: importing torch takes seconds
 
-    model, asked = DualEncoder.load(folder, dimension=run.artifact.summary.get("dimension")), _chosen(judgements, settings.queries)
+    given = run.artifact.manifest["made_from"]["settings"]
+    changes = {"dimension": run.artifact.summary.get("dimension"), **{name: given.get(name) for name in QUERY_PROMPT}}
+    model, asked = DualEncoder.load(folder, **changes), _chosen(judgements, settings.queries)
     found = []
     with Progress("evaluate similarity", len(asked), "queries") as progress:
         for start in range(0, len(asked), _QUERIES_AT_ONCE):

@@ -16,7 +16,7 @@ from raydense.inference.loading import in_thread
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run
 from raydense.inference.settings import Spread
-from raydense.inference.tokenising import kept_tokenizer
+from raydense.inference.tokenising import Changes, kept_tokenizer
 from raydense.storage import check_unchanged, model_place
 
 if TYPE_CHECKING:
@@ -29,12 +29,15 @@ Texts = Callable[[pa.Table], list[str]]
 Vectors = NDArray[np.float32]
 
 
-def query_encoder(model: str, fingerprint: str | None = None, dimension: int | None = None, gpu: bool | None = None) -> QueryEncoder:
+def query_encoder(
+    model: str, fingerprint: str | None = None, dimension: int | None = None, gpu: bool | None = None, prompt: Changes = ()
+) -> QueryEncoder:
     """What makes vectors of texts by the retriever in folder `model`, on a GPU (`gpu`), by default where torch sees one.
 
-    `dimension` as in `EncodeSettings`. InputError if the folder holds no retriever, or does not have `fingerprint`.
+    `dimension` as in `EncodeSettings`, `prompt` as `QueryPrompt.prompt` has it. InputError if the folder holds no retriever, or does not have
+    `fingerprint`.
     """
-    return QueryEncoder(_Encoder(model, fingerprint, dimension, Layout.alone(gpu)))
+    return QueryEncoder(_Encoder(model, fingerprint, dimension, Layout.alone(gpu), prompt))
 
 
 class QueryEncoder:
@@ -52,38 +55,45 @@ class QueryEncoder:
 
 
 def encode_blocks(
-    stage: str, model: str, fingerprint: str, dimension: int, blocks: list[dict[str, Any]], texts: Texts, on_cpu: bool = False
+    stage: str,
+    model: str,
+    fingerprint: str,
+    dimension: int,
+    blocks: list[dict[str, Any]],
+    texts: Texts,
+    on_cpu: bool = False,
+    prompt: Changes = (),
 ) -> Generator[Vectors, None, None]:
     """The vectors float32 [n, d] of each block of queries, in order, while later blocks are encoded.
 
-    `texts` returns the queries of a block in a worker, from a table of one row with the block's values. Ray Data bounds how far the
-    actors are ahead of the caller. InputError if the retriever in folder `model` does not have `fingerprint`.
+    `texts` returns the queries of a block in a worker, from a table of one row with the block's values. `prompt` as `QueryPrompt.prompt` has it.
+    Ray Data bounds how far the actors are ahead of the caller. InputError if the retriever in folder `model` does not have `fingerprint`.
     """
-    of = {"model": model_place(model).located, "fingerprint": fingerprint}
+    of = {"model": model_place(model).located, "fingerprint": fingerprint, "prompt": prompt}
     spread = Spread(gpus_per_actor=0.0) if on_cpu else Spread()
     for record in run(stage, spread, blocks, _tokenise, _BlockEncoder, in_order=True, **of, dimension=dimension, texts=texts):
         yield np.frombuffer(record["vectors"], np.float32).reshape(-1, dimension)
 
 
-def _tokenise(table: pa.Table, model: str, fingerprint: str, dimension: int, texts: Texts) -> pa.Table:
-    return pack(token_columns(kept_tokenizer(_load_tokenizer, model, fingerprint).queries(texts(table))))
+def _tokenise(table: pa.Table, model: str, fingerprint: str, dimension: int, texts: Texts, prompt: Changes) -> pa.Table:
+    return pack(token_columns(kept_tokenizer(_load_tokenizer, model, fingerprint, prompt).queries(texts(table))))
 
 
-def _load_tokenizer(folder: str) -> TextTokenizer:
+def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
     from raydense.models.tokenizer import load_tokenizer
 
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, **changes)
 
 
 class _Encoder:
     """A retriever on a device, in float32."""
 
-    def __init__(self, model: str, fingerprint: str | None, dimension: int | None, layout: Layout) -> None:
+    def __init__(self, model: str, fingerprint: str | None, dimension: int | None, layout: Layout, prompt: Changes = ()) -> None:
         from raydense.models.dual_encoder import DualEncoder
 
         self._device = Device(layout, _GPU_TOKENS, "fp32")
         self.threads = self._device.threads
-        self._model = DualEncoder.load(model, dimension=dimension).to(self._device.name)
+        self._model = DualEncoder.load(model, dimension=dimension, **dict(prompt)).to(self._device.name)
         if fingerprint is not None:
             check_unchanged(model_place(model), fingerprint)
         self.tokenizer = self._model.tokenizer
@@ -102,8 +112,8 @@ class _Encoder:
 class _BlockEncoder:
     """A model actor: takes the tokens of a block, and returns its vectors."""
 
-    def __init__(self, model: str, fingerprint: str, dimension: int, texts: Texts, layout: Layout) -> None:
-        self._loading = in_thread(partial(_Encoder, model, fingerprint, dimension, layout))
+    def __init__(self, model: str, fingerprint: str, dimension: int, texts: Texts, layout: Layout, prompt: Changes = ()) -> None:
+        self._loading = in_thread(partial(_Encoder, model, fingerprint, dimension, layout, prompt))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         vectors = self._loading.result().vectors(tokens_of(unpack(table)))

@@ -80,10 +80,41 @@ BATCH = (
 PRECISION = "auto: on a GPU bf16 if it has it, otherwise fp16; on a CPU fp32"
 
 
-class EncodeSettings(Settings, Spread):
+QUERY_PROMPT = ("query_prefix", "prompt_name")
+
+
+class QueryPrompt(BaseSettings):
+    """What is put before each query; part of the settings of what encodes queries."""
+
+    query_prefix: str | None = setting(None, "text put before each query, in place of the model folder's; '' for none")
+    prompt_name: str | None = setting(
+        None, "or the name of one of the prompts in the model folder, as the `prompt_name` of sentence-transformers"
+    )
+
+    @property
+    def prompt(self) -> tuple[tuple[str, str], ...]:
+        """Which of the two is given, and its value: what changes the encoder's configuration."""
+        given = {"query_prefix": self.query_prefix, "prompt_name": self.prompt_name}
+        return tuple((name, value) for name, value in given.items() if value is not None)
+
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage; without a model no query is encoded."""
+        return super().takes(values) - (set() if "model" in values else set(QUERY_PROMPT))
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if len(self.prompt) > 1:
+            raise ValueError("query_prefix and prompt_name both say what is put before a query: leave one out")
+        if not getattr(self, "model", None):
+            self._refuse_given(QUERY_PROMPT, "a search without model")
+        return self
+
+
+class EncodeSettings(Settings, QueryPrompt, Spread):
     """Turn every passage of a corpus, or every query, into a vector, on Ray Data, resumable file by file."""
 
-    newer = ("precision", "passage_length", "query_length", "dimension")
+    newer = ("precision", "passage_length", "query_length", "dimension", *QUERY_PROMPT)
 
     model: Folder = artifact("model", "the retriever's folder")
     corpus: FolderOrNone = artifact("corpus", "the passages to encode", None)
@@ -104,21 +135,23 @@ class EncodeSettings(Settings, Spread):
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """As for every stage, without what is of passages if queries are given, else without what is of queries; these are never a recipe's default."""
-        return super().takes(values) - ({"corpus", "passage_length"} if "queries" in values else {"queries", "query_length"})
+        of_queries = {"queries", "query_length", *QUERY_PROMPT}
+        return super().takes(values) - ({"corpus", "passage_length"} if "queries" in values else of_queries)
 
     @model_validator(mode="after")
     def _one_side(self) -> Self:
         if bool(self.corpus) == bool(self.queries):
             raise ValueError("give either corpus or queries")
         self._refuse_given(
-            ["query_length"] if self.corpus else ["passage_length"], "encode with corpus" if self.corpus else "encode with queries"
+            ["query_length", *QUERY_PROMPT] if self.corpus else ["passage_length"],
+            "encode with corpus" if self.corpus else "encode with queries",
         )
         return self
 
     def changes(self) -> dict[str, Any]:
         """The values of the encoder's folder that these settings override."""
         given = {name: getattr(self, name) for name in ("passage_length", "query_length", "dimension")}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in given.items() if value is not None} | dict(self.prompt)
 
     def forecast(self, known: Known) -> Forecast:
         """The time of a transformer grows with its products, that of a static encoder with the characters to split into tokens."""

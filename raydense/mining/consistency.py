@@ -61,7 +61,7 @@ def filter(settings: FilterSettings) -> Artifact:
     store = PassageStore(settings.corpus)
     generated = Generated(settings.generated, store)
     store.refuse_rows_of_another(index)
-    check_model(settings.model, index)
+    check_model(settings.model, index, settings.prompt)
     _refuse_expanded(index, generated)
     _filter_files(draft, settings, index, generated, store)
     notes = [file.note for file in draft.committed().values() if file.path != REPORT]
@@ -154,7 +154,7 @@ def _blocks(
         return (_asked(generated, block["start"], block["stop"]).texts(block["at"]) for block in blocks)
     texts = partial(_block_texts, folder=generated.artifact.located, fingerprint=generated.artifact.fingerprint)
     on_cpu = settings.gpu and leaves_no_gpu(pool)
-    return encode_blocks("filter", settings.model, summary["model"], summary["dimension"], blocks, texts, on_cpu)
+    return encode_blocks("filter", settings.model, summary["model"], summary["dimension"], blocks, texts, on_cpu, settings.prompt)
 
 
 def _block_texts(block: pa.Table, folder: str, fingerprint: str) -> list[str]:

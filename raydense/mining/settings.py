@@ -8,13 +8,15 @@ from pydantic import model_validator
 
 from raydense.data.margins import MARGINS, Margins, WithoutAnswers
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, fewest
-from raydense.inference.settings import BATCH, SPREAD, Spread, pairs_forecast
+from raydense.inference.settings import BATCH, QUERY_PROMPT, SPREAD, QueryPrompt, Spread, pairs_forecast
 from raydense.retrieval.settings import Pool
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Settings, artifact, group, resource, setting
 
 
-class FilterSettings(Settings, Pool):
+class FilterSettings(Settings, QueryPrompt, Pool):
     """Keep a generated query only if a search with it finds its own passage again (round-trip consistency)."""
+
+    newer = QUERY_PROMPT
 
     generated: Folder = artifact("generated", "the queries, as `generate` wrote them or as `filter` kept them")
     corpus: Folder = artifact("corpus", "the passages that they were written for")

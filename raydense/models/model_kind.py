@@ -13,7 +13,7 @@ def multiplies(folder: str) -> bool:
     return input_module(encoder_folders(model_place(folder).local())[1])[0].multiplies
 
 
-def require_model(folder: str, scores: bool, **changes: int) -> None:
+def require_model(folder: str, scores: bool, **changes: int | str) -> None:
     """InputError unless `folder` holds a re-ranker (`scores`), or a retriever that `changes` can be applied to; reads no weights."""
     root = model_place(folder).local()
     for part in encoder_folders(root):

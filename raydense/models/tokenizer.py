@@ -115,6 +115,8 @@ def load_tokenizer(folder: str | Path, **overrides: Any) -> TextTokenizer:
     for source, adds, name in zip((query, passage), special, ("query_length", "passage_length"), strict=True):
         if adds:
             require_room(source, name, getattr(config, name), root)
+    if config.query_prefix:
+        _refuse_long_prefix(query, config, special[0], root)
     return TextTokenizer(query, passage, config, special)
 
 
@@ -124,6 +126,14 @@ def require_room(source: PreTrainedTokenizerBase, name: str, length: int, folder
     least = (2 if pair else 1) + special
     if length < least:
         raise InputError(f"{name} {length} leaves no room next to {special} special tokens", folder, f"make it at least {least}")
+
+
+def _refuse_long_prefix(source: PreTrainedTokenizerBase, config: EncoderConfig, special: bool, folder: Path) -> None:
+    """InputError if nothing of a query would be read behind its prefix: all queries would have one vector."""
+    found = len(_cut_to(source, config.query_length).encode(config.query_prefix, add_special_tokens=special))
+    if found >= config.query_length:
+        what = f"the text before each query takes all of the {config.query_length} tokens of a query"
+        raise InputError(what, folder, "shorten it, or give a greater query_length, as `train` and `encode --queries` take it")
 
 
 def tokenizer_of_passages(folder: str | Path) -> PreTrainedTokenizerBase:

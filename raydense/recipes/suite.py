@@ -133,6 +133,10 @@ def _chosen(found: list[Source], settings: SuiteSettings) -> list[Source]:
         if not any(_is_of(source, name) for source in found):
             raise InputError(f"no set {name!r} in {settings.suite}", "sets", did_you_mean(name, [source.name for source in found]))
     chosen = [source for source in found if not wanted or any(_is_of(source, name) for name in wanted)]
+    for prefix in settings.prefixes:
+        name = prefix.partition("=")[0].rstrip("/")
+        if not any(_is_of(source, name) for source in chosen):
+            raise InputError(f"no set {name!r} is measured", "prefixes", did_you_mean(name, [source.name for source in chosen]))
     for source in chosen:
         if source.lacks:
             raise InputError(source.lacks, source.folder, "complete it, or leave the set out with --sets")
@@ -143,6 +147,13 @@ def _is_of(source: Source, name: str) -> bool:
     return source.name == name or source.name.startswith(f"{name}/")
 
 
+def _prompt(name: str, settings: SuiteSettings) -> dict[str, str]:
+    """What says the prompt of a set's queries: of several texts that are of the set that of the longest name."""
+    texts = {of.rstrip("/"): text for of, _, text in (prefix.partition("=") for prefix in settings.prefixes)}
+    own = [of for of in texts if name == of or name.startswith(f"{of}/")]
+    return {"query_prefix": texts[max(own, key=len)]} if own else dict(settings.prompt)
+
+
 def _folder(split: str) -> str:
     """A split as a stage's name can have it."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", split)
@@ -151,9 +162,10 @@ def _folder(split: str) -> str:
 def _member(source: Source, splits: list[str], settings: SuiteSettings) -> Member:
     here = "$set" if source.imported else "$data"
     stages = _index_stages(source, here, settings)
+    prompt = _prompt(source.name, settings)
     for split in splits:
-        stages |= _split_stages(here, split, settings)
-    given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker}
+        stages |= _split_stages(here, split, settings, list(prompt))
+    given = {"set": str(source.folder), "model": settings.model, "reranker": settings.reranker, **prompt}
     given |= {f"title-{split}": f"{source.name}, {split}" for split in splits}  # given, so that a $ in a name is no reference
     recipe = Recipe.build({"given": given, "stages": stages}, Place.of(settings.output) / source.name, source.name)
     named = {stage.name: stage for stage in recipe.stages}
@@ -171,14 +183,14 @@ def _index_stages(source: Source, here: str, settings: SuiteSettings) -> dict[st
     return stages | {"index": shared | {"embeddings": "$passages", "factory": settings.factory}}
 
 
-def _split_stages(here: str, split: str, settings: SuiteSettings) -> dict[str, Any]:
+def _split_stages(here: str, split: str, settings: SuiteSettings, prompt: list[str]) -> dict[str, Any]:
     """What finds the passages of a split's queries, and measures them; a query that stands in the corpus finds itself, which is no hit."""
     found, reranked = f"found-{_folder(split)}", f"reranked-{_folder(split)}"
     texts, qrels = {"queries": f"{here}/queries"}, f"{here}/qrels/{split}"
     search = {"do": "search", "index": "$index", "qrels": qrels, "k": settings.k, "drop_identical": True, **texts}
-    stages: dict[str, Any] = {
-        found: search if settings.kind == "bm25" else search | {"model": "$model", "search_params": settings.search_params}
-    }
+    if settings.kind == "faiss":
+        search |= {"model": "$model", "search_params": settings.search_params, **{key: f"${key}" for key in prompt}}
+    stages: dict[str, Any] = {found: search}
     runs = [f"{'BM25' if settings.kind == 'bm25' else 'dense'}=${found}"]
     texts["corpus"] = f"{here}/corpus"
     if settings.reranker:
@@ -259,7 +271,7 @@ def _check(settings: SuiteSettings) -> None:
         if measure.params.get("cutoff", 0) > settings.k:
             raise InputError(f"{measure} looks deeper than the {settings.k:,} passages of a query", "metrics", "give a greater --k")
     if settings.model:
-        require_model(settings.model, scores=False)
+        require_model(settings.model, scores=False, **dict(settings.prompt))
         _check_index(settings)
     if settings.reranker:
         require_model(settings.reranker, scores=True)

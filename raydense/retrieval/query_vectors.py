@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raydense.errors import InputError
 from raydense.inference.query_encoder import encode_blocks
 from raydense.inference.settings import QUERIES_A_FILE
+from raydense.inference.tokenising import Changes
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.settings import SearchSettings
 from raydense.retrieval.vectors import Vectors
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 Block = NDArray[np.float32]
 
 
-def check_model(model: str | None, index: Artifact) -> None:
-    """InputError unless `model` is the retriever whose vectors `index` holds, or None for an index that is asked by texts."""
+def check_model(model: str | None, index: Artifact, prompt: Changes = ()) -> None:
+    """InputError unless `model` is the retriever whose vectors `index` holds and has the `prompt`, or None for an index that is asked by texts."""
     kind = kind_of(index)
     if not kind.encoded:
         if model:
@@ -34,10 +35,11 @@ def check_model(model: str | None, index: Artifact) -> None:
     if not model:
         raise InputError("missing", "model", "give the retriever that the embeddings of this index were made with")
     here, wanted = fingerprint_of(model_place(model)), index.summary["model"]
-    if here != wanted:
+    if here != wanted or prompt:
         from raydense.models.model_kind import require_model  # only here: importing torch takes seconds
 
-        require_model(model, scores=False)
+        require_model(model, scores=False, **dict(prompt))
+    if here != wanted:
         what = f"is not the model of this index (fingerprint {here[:12]}, the embeddings have {wanted[:12]})"
         raise InputError(what, model, "give that model, or encode and index with this one")
 
@@ -71,7 +73,7 @@ def encoded_blocks(
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
     on_cpu = settings.background or any(leaves_no_gpu(pool) for pool in pools if pool.plan.gpu)
-    vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu)
+    vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu, settings.prompt)
     return _recut(zip(needed, vectors, strict=True), ranges)
 
 

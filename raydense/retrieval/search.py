@@ -152,7 +152,7 @@ def _check_asked(settings: SearchSettings, index: Artifact) -> None:
     if settings.vectors and not _without_model(settings, index):
         check_vectors(settings.vectors, settings.queries, index)
     elif not settings.vectors:
-        check_model(None if _without_model(settings, index) else settings.model, index)
+        check_model(None if _without_model(settings, index) else settings.model, index, settings.prompt)
 
 
 def _by_pools(settings: SearchSettings) -> tuple[list[SearchPool], SearchSettings]:

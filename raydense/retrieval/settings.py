@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, model_validator
 
 from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest
+from raydense.inference.settings import QUERY_PROMPT, QueryPrompt
 from raydense.settings import BaseSettings, Folder, FolderOrNone, OneOrMore, Settings, artifact, group, resource, setting
 from raydense.storage import named
 
@@ -180,13 +181,13 @@ class Pool(BaseModel):
     )
 
 
-class SearchSettings(Settings, Pool):
+class SearchSettings(Settings, QueryPrompt, Pool):
     """Search an index with a pool of shard actors; the best k passages of each query become a run.
 
     Of several indexes of one corpus (as BM25 and faiss: --index A --index B) the hits are fused, as `raydense fuse` does with runs.
     """
 
-    newer = ("drop_identical",)
+    newer = ("drop_identical", *QUERY_PROMPT)
 
     index: OneOrMore = artifact("index", "the index, or several of one corpus; with pool, by default the pool's", None)
     fuse: FolderOrNone = artifact(

@@ -56,7 +56,7 @@ class Source:
 
     def check(self, index: Artifact) -> None:
         """InputError unless model and index fit. One of several indexes is asked by texts if it is of bm25, and the model is for the others."""
-        check_model(None if self._without_model(index) else self.settings.model, index)
+        check_model(None if self._without_model(index) else self.settings.model, index, self.settings.prompt)
 
     def dimension(self, index: Artifact) -> int:
         """The dimension of the vectors that the index is asked by; 0 if it is asked by texts."""

@@ -58,7 +58,9 @@ class SearchingAll:
         check_corpus(settings.corpus, searched[0].index)
         # several indexes of the model's vectors are asked by one encoding
         wanted = {one.dimension: one.index.summary["model"] for one in searched if one.dimension}
-        encoders = {dimension: query_encoder(settings.model or "", model, dimension, gpu) for dimension, model in wanted.items()}
+        encoders = {
+            dimension: query_encoder(settings.model or "", model, dimension, gpu, settings.prompt) for dimension, model in wanted.items()
+        }
         self._parts: tuple[list[Searching], dict[int, QueryEncoder]] = searched, encoders
         self._asking = ThreadPoolExecutor(at_once * len(searched))
 

@@ -6,11 +6,12 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from raydense.settings import BaseSettings, FolderOrNone, Folders, Words, artifact, resource, setting
+from raydense.inference.settings import QueryPrompt
+from raydense.settings import FolderOrNone, Folders, Words, artifact, resource, setting
 from raydense.storage import named_folders
 
 
-class RetrieverSettings(BaseSettings):
+class RetrieverSettings(QueryPrompt):
     """Answer questions in this process, from one index or from several of one corpus whose hits are fused."""
 
     called: ClassVar[str] = "a search"

@@ -143,6 +143,18 @@ def test_kept_is_what_search_finds(world: Path, tmp_path: Path, kind: str, k: in
         assert [ranks[row][0] for row in (300, 301, 302)] == [1, 1, 1], "found by the twin in the lower row"
 
 
+def test_another_prompt_than_the_models_keeps_what_queries_with_it_find(world: Path, tmp_path: Path) -> None:
+    prefix = "xyzzy "
+    lists = [[prefix + query for query in line] for line in lists_of(world / "generated")]
+    write_generated(tmp_path / "with", lists, fingerprint_of(world / "corpus"), [120, 240])
+    wanted = filter(settings(world, tmp_path / "wanted", "dense", k=3, generated=str(tmp_path / "with")))
+    made = filter(settings(world, tmp_path / "made", "dense", k=3, query_prefix=prefix))
+    assert [[prefix + query for query in line] for line in lists_of(made.path)] == lists_of(wanted.path)
+    assert lists_of(made.path) != lists_of(filter(settings(world, tmp_path / "without", "dense", k=3)).path)
+    with pytest.raises(InputError, match="has no prompt 'web'; there are query, document"):
+        filter(settings(world, tmp_path / "none", "dense", prompt_name="web"))
+
+
 def test_the_same_however_the_index_is_cut_and_spread(world: Path, tmp_path: Path, made: Artifact, pipelines: list[str]) -> None:
     words = filter(settings(world, tmp_path / "words", "bm25", k=2, index=str(world / "bm25-2"), replicas=2))
     assert file_bytes(words.path) == file_bytes(made.path)

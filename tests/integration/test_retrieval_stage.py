@@ -1,5 +1,6 @@
 """The stage `search` with a real encoder: the run it writes, what it refuses, and how it continues after a stop."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from embeddings import write_embeddings
-from inference_world import WORDS
+from inference_world import WORDS, write_table
 
 import raydense.retrieval.search as searching
 from raydense.data.tables import commit_table
@@ -177,7 +178,7 @@ def test_a_search_of_lists_that_an_earlier_version_began_is_refused(root: Path, 
 def test_vectors_that_were_encoded_before_give_the_run_of_the_model(root: Path, tmp_path: Path) -> None:
     """Also of some of the queries, and in half precision; other vectors are refused."""
     by_model = search(settings(root, tmp_path / "model", k=5, qrels=str(root / "qrels")))
-    common = {"model": str(root / "model"), "queries": str(root / "queries"), "dtype": "float32"}
+    common = of_queries(root)
     vectors = encode(EncodeSettings.read({**common, "output": str(tmp_path / "vectors")}))
     given = {"vectors": str(vectors.path), "model": None, "k": 5, "qrels": str(root / "qrels")}
     search(settings(root, tmp_path / "vectors run", **given))
@@ -202,6 +203,37 @@ def test_vectors_that_were_encoded_before_give_the_run_of_the_model(root: Path, 
             search(settings(root, tmp_path / "refused", **{**given, "qrels": None, **changed}))
     with pytest.raises(InputError, match="a search with vectors does not use model"):
         SearchSettings.read({**given, "index": "i", "queries": "q", "output": "o", "model": "m"})
+
+
+def test_another_prompt_than_the_models_gives_the_run_of_queries_that_begin_with_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given as a text or by its name; a run that was begun with another one is refused."""
+    config = root / "model" / "config_sentence_transformers.json"
+    prefix = f"{WORDS[2]} {WORDS[4]} "
+    assert json.loads(config.read_text())["prompts"] == {"query": "", "document": ""}
+    write_table(
+        tmp_path / "with", "queries", pa.table({"query_id": [f"q{i}" for i in range(50)], "text": [prefix + t for t in TEXTS[:50]]})
+    )
+    wanted = search(settings(root, tmp_path / "wanted", k=5, queries=str(tmp_path / "with")))
+    made = search(settings(root, tmp_path / "made", k=5, query_prefix=prefix))
+    assert read(made.path).equals(read(wanted.path))
+    assert not read(made.path).equals(read(search(settings(root, tmp_path / "without", k=5)).path))
+    vectors = encode(EncodeSettings.read({**of_queries(root), "query_prefix": prefix, "output": str(tmp_path / "vectors")}))
+    given = {"vectors": str(vectors.path), "model": None, "k": 5}
+    assert read(search(settings(root, tmp_path / "by vectors", **given)).path).drop("score").equals(read(made.path).drop("score"))
+    with pytest.raises(InputError, match=r"was made from something else \(settings.query_prefix: .* -> None\)"):
+        search(settings(root, tmp_path / "made", k=5))
+    begun = stopped(root, tmp_path, monkeypatch, str(root / "index"), query_prefix=prefix)
+    with pytest.raises(InputError, match=r"settings.query_prefix: .* -> other"):
+        search(begun.model_copy(update={"query_prefix": "other"}))
+    with pytest.raises(InputError, match="has no prompt 'web'; there are query, document"):
+        search(settings(root, tmp_path / "none", prompt_name="web"))
+    assert not (tmp_path / "none").exists()
+
+
+def of_queries(root: Path) -> dict[str, str]:
+    return {"model": str(root / "model"), "queries": str(root / "queries"), "dtype": "float32"}
 
 
 def other_queries(folder: Path) -> Path:

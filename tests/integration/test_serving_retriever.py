@@ -96,6 +96,20 @@ def test_the_hits_of_an_index_are_those_of_its_run_with_titles_and_texts(world: 
     assert [hit.id for hit in alone] == [hit.id for hit in found[3]]
 
 
+def test_another_prompt_than_the_models_is_what_questions_with_it_find(world: World) -> None:
+    prefix = f"{WORDS[3]} {WORDS[6]} "
+    where: dict[str, Any] = {"index": [world.words, world.dense], "model": world.root / "model"}
+    with (
+        rd.Retriever.load(**where, query_prefix=prefix) as retriever,
+        rd.Retriever.load(index=world.dense, model=world.root / "model") as plain,
+    ):
+        for hits, of_dense in zip(retriever.search(ASKED, k=5), plain.search([prefix + text for text in ASKED], k=5), strict=True):
+            found = sorted((hit.found["dense"], hit.id) for hit in hits if "dense" in hit.found)
+            assert found == [(rank, hit.id) for rank, hit in enumerate(of_dense, 1)][: len(found)]
+    with pytest.raises(InputError, match="has no prompt 'web'; there are query, document"):
+        rd.Retriever.load(**where, prompt_name="web")
+
+
 def test_several_indexes_are_fused_and_each_hit_names_where_it_was_found(world: World) -> None:
     runs = {name: world.run(name, 100) for name in ("words", "dense")}
     fused = rd.fuse(rd.FuseSettings(run=[world.root / "words-100", world.root / "dense-100"], k=8, output=world.root / "fused"))

