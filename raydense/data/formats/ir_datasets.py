@@ -76,7 +76,8 @@ def _read_queries(name: str, dataset: Any, intake: Intake) -> None:
 
 def _too_many_pairs(name: str, dataset: Any) -> bool:
     """Whether the pairs are more than an import takes, by the library's own count; says so."""
-    count = getattr(dataset, "metadata", dict)().get("docpairs", {}).get("count", 0)  # data sets that a user registers have none
+    known: dict[str, dict[str, Any]] = dataset.metadata() if hasattr(dataset, "metadata") else {}  # one that a user registers has none
+    count = known.get("docpairs", {}).get("count", 0)
     if count > _MOST_PAIRS:
         say(
             f"import {name}: leaves out its {count:,} document pairs, more than {_MOST_PAIRS:,}; cut qidpidtriples, and import it as msmarco"
