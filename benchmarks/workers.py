@@ -23,6 +23,7 @@ from training_data import TrainingData, make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.models.tiny import make_tiny_encoder
+from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.engine import learning_rate, make_engine
 from raydense.training.method import load_model, method_of
@@ -51,7 +52,7 @@ def run(rank: int, workers: int, given: dict[str, Any], half: int, folder: Path,
     method = kind(asked, model, texts, rank, workers)
     engine, sampler, losses = make_engine(model, asked, CPU, precision), Sampler(examples, asked), []
     if before:
-        engine.load(folder / str(before), before)
+        engine.load(Place.of(folder / str(before)), before)
     for step in range(half if before else 0, 2 * half):
         batches = [method.prepare(part) for part in sampler.step(step)]
         loss = torch.stack([forward_and_backward(engine, method, batch, 1, [step])["loss"] for batch in batches]).mean()

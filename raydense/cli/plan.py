@@ -22,7 +22,7 @@ _CALIBRATE_S = 180.0
 
 
 def _list_recipes(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-    if not wanted:
+    if not wanted or ctx.resilient_parsing:
         return
     for name in recipe_names():
         sentence, given = described(name)

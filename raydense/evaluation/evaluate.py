@@ -89,10 +89,9 @@ def _measure(name: str, folder: str, asked: MeasuredQueries, queries: pa.Table |
     values = ", ".join(f"{metric} {value:.4f}" for metric, value in measured.means.items())
     missing = f"; {measured.unanswered:,} of them have no hit and count 0" if measured.unanswered else ""
     say(f"evaluate: {name}: {values} over {len(asked.query_ids):,} queries{missing}")
-    if artifact.rows and not any(measured.means.values()):
-        say(
-            f"evaluate: {name}: no hit is relevant: see that the judgements name its passages; `split` names those of document D D-0, D-1, ..."
-        )
+    judged = [measured.means[str(measure)] for measure in asked.judgements.measures] if asked.judgements else []
+    if judged and artifact.rows and not any(judged):
+        say(f"evaluate: {name}: all of it is 0: see that the judgements name its passages; `split` names those of document D D-0, D-1, ...")
     most = most_held(places.count)
     short = cut_deeper_than(most, measured.means) if most else []
     if short:

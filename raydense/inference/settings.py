@@ -99,8 +99,8 @@ class QueryPrompt(BaseSettings):
 
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
-        """As for every stage; without a model no query is encoded."""
-        return super().takes(values) - (set() if "model" in values else set(QUERY_PROMPT))
+        """As for every stage, but no prompt: a recipe's default is meant for a training, whose model's folder then has it."""
+        return super().takes(values) - set(QUERY_PROMPT)
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:

@@ -73,7 +73,7 @@ def read_encoder_config(folder: Path, **overrides: Any) -> EncoderConfig:
     if (folder / OWN_FILE).is_file() or encoder_folders(folder) != (folder, folder):
         config = _own_config(folder)
     elif (folder / "modules.json").is_file():
-        config = _sentence_transformers_config(folder, parts_of(folder), limit.tokens, bool(given.get("query_prefix")))
+        config = _sentence_transformers_config(folder, parts_of(folder), limit.tokens, given)
     else:
         config = EncoderConfig(query_length=min(32, limit.tokens), passage_length=min(128, limit.tokens))
     if given.get("shared") and not config.shared:
@@ -126,14 +126,15 @@ def _own_config(folder: Path) -> EncoderConfig:
     return EncoderConfig(**values)
 
 
-def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int, prompted: bool) -> EncoderConfig:
+def _sentence_transformers_config(folder: Path, parts: list[Part], limit: int, given: dict[str, Any]) -> EncoderConfig:
     kind, inner = input_module(folder)
     query_length, passage_length = (min(length or limit, limit) for length in kind.lengths(inner))
     found = prompts_of(folder)
     query_prefix, passage_prefix = _prompts(found)
+    prompted = given.get("query_prefix", query_prefix) or given.get("passage_prefix", passage_prefix)
     pooled = next((part.folder for part in parts if part.kind.takes == "states"), None)
     return EncoderConfig(
-        pooling=pooling_mode(pooled, bool(prompted or query_prefix or passage_prefix)) if pooled else "mean",
+        pooling=pooling_mode(pooled, bool(prompted)) if pooled else "mean",
         normalize=parts[-1].kind.__name__ == "Normalize",
         query_prefix=query_prefix,
         passage_prefix=passage_prefix,

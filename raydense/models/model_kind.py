@@ -21,5 +21,9 @@ def require_model(folder: str, scores: bool, **changes: int | str) -> None:
         if scores != is_reranker(inner):
             found, wanted = ("a re-ranker", "a retriever") if not scores else ("an encoder without a head that scores", "a re-ranker")
             raise InputError(f"holds {found}", folder, f"give {wanted}")
-    if not scores:
+    if changes.keys() & {"query_prefix", "prompt_name"}:  # which may leave no token to a query
+        from raydense.models.tokenizer import load_tokenizer  # only here: importing transformers takes seconds
+
+        load_tokenizer(root, **changes)
+    elif not scores:
         read_encoder_config(root, **changes)

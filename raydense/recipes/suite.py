@@ -271,7 +271,8 @@ def _check(settings: SuiteSettings) -> None:
         if measure.params.get("cutoff", 0) > settings.k:
             raise InputError(f"{measure} looks deeper than the {settings.k:,} passages of a query", "metrics", "give a greater --k")
     if settings.model:
-        require_model(settings.model, scores=False, **dict(settings.prompt))
+        for prompt in (dict(settings.prompt), *({"query_prefix": text.partition("=")[2]} for text in settings.prefixes)):
+            require_model(settings.model, scores=False, **prompt)
         _check_index(settings)
     if settings.reranker:
         require_model(settings.reranker, scores=True)

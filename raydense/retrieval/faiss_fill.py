@@ -42,6 +42,7 @@ def train(owner: Any, vectors: Block, threads: int) -> None:
         for step in (chain.at(i) for i in range(chain.size())):
             if not step.is_trained:
                 step.train(vectors)
+                _keep_origin(step)
             vectors = step.apply(vectors)
         train(index.index, vectors, threads)
     elif isinstance(index, faiss.IndexRefine):
@@ -53,6 +54,13 @@ def train(owner: Any, vectors: Block, threads: int) -> None:
         faiss.omp_set_num_threads(1 if graph else threads)
         index.train(vectors)
     index.is_trained = True
+
+
+def _keep_origin(owner: Any) -> None:
+    """Have a PCA turn vectors about the origin: FAISS moves their mean there, and inner products would be others for each passage."""
+    step: Any = faiss.downcast_VectorTransform(owner)
+    if isinstance(step, faiss.PCAMatrix):
+        step.have_bias = False
 
 
 def fill(index: Any, rows: int, blocks: Callable[[], Iterable[Block]], threads: int = 1) -> float | None:

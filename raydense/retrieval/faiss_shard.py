@@ -38,6 +38,10 @@ class FaissShard:
         self._threads, self._pool = threads, ThreadPoolExecutor(threads)
         self.start = start
         self.index = open_index(Path(path), Path(empty) if empty else None)
+        if self.index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise InputError(
+                "has L2 distances in place of inner products: its worst hits come first", path, "index again by another factory"
+            )
         self.rows: int = self.index.ntotal
         self._scanner = Scan(self.index, threads) if is_exact(self.index) else None
         self._searcher: Any = self._scanner or search_of(self.index, threads)

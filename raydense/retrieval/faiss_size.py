@@ -17,6 +17,7 @@ _ID, _NODE = 8, 12  # the id of an entry of an inverted list; offset and level o
 _OTHER_SCORES = {  # parts of a factory string
     "L2norm": ("normalises vectors", "leave out L2norm: a model of cosine similarity normalises its vectors itself"),
     "PCAW": ("whitens vectors", "use PCA or PCAR"),
+    "ITQ": ("normalises vectors", "use PCA, RR or OPQ"),
     "_direct": ("rounds the numbers of vectors to whole ones", "use SQ8"),
 }
 _PACK = 32  # vectors that fast-scan lists keep together: a list ends with half of that free on average

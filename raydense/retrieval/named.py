@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from raydense.errors import InputError
 from raydense.retrieval.controller import controller_name
@@ -60,7 +60,7 @@ def asked(name: str, method: str, *args: Any, late: str = "") -> Any:
         if late and not ray.wait([answer], timeout=_REPORT_AFTER_S)[0]:
             say(late)
         return ray.get(answer)
-    except RayActorError as error:
+    except (RayActorError, OutOfMemoryError) as error:
         raise InputError(f"the search pool {name!r} was closed", "name", "start it again") from error
 
 

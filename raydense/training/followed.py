@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raydense.errors import StorageError, fixable
+from raydense.errors import fixable
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.waiting import Waiting
@@ -64,7 +64,7 @@ class Followed:
                 before, at = at, checkpointed(job)
                 lost += job.settings.max_failures + 1 if isinstance(error, TrainingFailedError) else 1
                 lost = lost if at == before else 0
-                if fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
+                if builder.failed_by(error) or fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
                     raise
                 say(f"train: its workers were lost, and it continues from step {at:,}")
 
@@ -85,6 +85,7 @@ class Followed:
                     builder.check()
                     with suppress(OSError):  # the workers may still reach the store or the disk
                         keep_registered(self._shared)
+                    with suppress(OSError):
                         self.report(progress)
         except Exception:
             self._let_save(workers)
@@ -94,7 +95,7 @@ class Followed:
         outcome = workers.outcome()
         if not self._began:  # no step was left
             self._began = True
-            with suppress(StorageError):  # the training is done
+            with suppress(OSError):  # the training is done
                 self.report(progress)
         return outcome
 
@@ -123,7 +124,7 @@ class Followed:
 
     def send_rest(self) -> None:
         """Send what no report had the time for: the training is done, and the history complete."""
-        with suppress(StorageError):
+        with suppress(OSError):
             while self._send_some():
                 pass
 

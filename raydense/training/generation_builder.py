@@ -66,6 +66,10 @@ class GenerationBuilder:
         if self._error is not None:
             raise self._error
 
+    def failed_by(self, error: BaseException) -> bool:
+        """Whether it is the thread's own error, and not one of the workers."""
+        return error is self._error
+
     def _work(self) -> None:
         while not self._left.wait(self._generations.look_every_s):
             try:
@@ -77,6 +81,6 @@ class GenerationBuilder:
                 if self._left.is_set():  # the training has ended, and nobody waits
                     return
                 self._error = error
-                with suppress(StorageError):
+                with suppress(OSError):
                     self._generations.give_up(str(error))
                 return

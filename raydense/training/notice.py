@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from raydense.errors import InputError, StorageError
+from raydense.errors import InputError
 from raydense.runtime.ray_internals import node_leaves
 from raydense.storage import Place
 
@@ -96,7 +96,7 @@ class Notice:
 
     def _look(self) -> None:
         while not self._closed.wait(self._shared.look_every_s):
-            with suppress(StorageError, InputError):  # what the store refuses for good, the steps meet as well
+            with suppress(OSError, InputError):  # what the store refuses for good, the steps meet as well
                 if (self._shared / _STOP).stat() is not None:
                     return self._end_asked.set()
 

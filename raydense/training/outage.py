@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from raydense.errors import StorageError
-
 T = TypeVar("T")
 _OUTLASTS_S = 1200.0  # torch gives up a worker that the others wait for after half an hour
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -48,5 +46,5 @@ class Latest:
 
 
 def _unless_away(work: Callable[[], Any]) -> None:
-    with suppress(StorageError):
+    with suppress(OSError):
         work()

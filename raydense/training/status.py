@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from raydense.errors import StorageError
 from raydense.storage import Place
 from raydense.training.outage import Latest
 from raydense.training.registered import State
@@ -33,7 +32,7 @@ class Status:
         self._write(_DEV, line)
 
     def _write(self, name: str, line: str) -> None:
-        with suppress(StorageError):
+        with suppress(OSError):
             (self._shared / name).write_text(line)
 
     def at(self, step: int) -> None:

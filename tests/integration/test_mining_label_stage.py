@@ -128,7 +128,7 @@ def test_a_run_of_rerank_gives_the_same_labels_without_a_model(world: Path) -> N
 def test_a_shortage_keeps_the_scores_of_the_teacher(world: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"give run \S+/failed/.work/scores without model") as caught:
         label(settings(world, tmp_path / "failed", negatives=DEPTH, shortage="fail"))
-    run = str(caught.value).split("kept as run, ")[1].split(", without")[0]
+    run = str(caught.value).split("give run ")[1].split(" without")[0]
     kept = label(settings(world, tmp_path / "kept", model=None, run=run))
     assert file_bytes(kept.path) == file_bytes(label(settings(world, world / "with")).path)
 

@@ -146,9 +146,9 @@ def test_queries_without_a_positive_are_said(world: Path, capsys: pytest.Capture
 def test_a_run_without_a_relevant_hit_is_said(world: Path, capsys: pytest.CaptureFixture[str]):
     write_table(world / "split", "run", run_table({"q0": [41, 42], "q1": [43]}))
     evaluate_world(world, "some", [str(world / "good")])
-    assert "no hit is relevant" not in capsys.readouterr().err
+    assert "all of it is 0" not in capsys.readouterr().err
     evaluate_world(world, "none", [str(world / "split")])
-    assert "evaluate: split: no hit is relevant: see that the judgements name its passages" in capsys.readouterr().err
+    assert "evaluate: split: all of it is 0: see that the judgements name its passages" in capsys.readouterr().err
 
 
 def test_an_answer_error_names_its_own_run(world: Path):

@@ -40,6 +40,7 @@ def test_a_factory_that_faiss_does_not_know() -> None:
         ("L2norm,Flat", "leave out L2norm"),
         ("PCAW16,Flat", "whitens vectors.*use PCA or PCAR"),
         ("PCAWR16,Flat", "whitens vectors"),
+        ("ITQ16,Flat", "normalises vectors.*use PCA"),
         ("SQ8_direct", "whole ones.*use SQ8"),
         ("IVF4,SQ8_direct_signed", "whole ones"),
         ("HNSW8_PQ8", "makes 'HNSW8_PQ8' for L2 distances only; use HNSW32_SQ8"),

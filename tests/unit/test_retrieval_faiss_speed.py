@@ -9,6 +9,7 @@ import faiss
 import numpy as np
 import pytest
 
+from raydense.errors import InputError
 from raydense.retrieval import faiss_library, faiss_speed
 from raydense.retrieval.faiss_shard import FaissShard
 from raydense.retrieval.faiss_speed import Scan, blas_preferred, prefer_blas
@@ -34,6 +35,13 @@ def assert_found(index: faiss.Index, queries: np.ndarray, k: int, scores: np.nda
     np.testing.assert_allclose(scores, np.take_along_axis(true, rows, axis=1), rtol=1e-4, atol=1e-4)
     assert all(len(set(line)) == k for line in rows.tolist())
     np.testing.assert_allclose(scores, index.search(queries, k)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_an_index_of_distances_is_not_searched(tmp_path: Path) -> None:
+    """Of these FAISS gives the nearest with the least score, and hits are ordered by falling scores."""
+    faiss.write_index(quantised("HNSW8_PQ4x4"), str(tmp_path / "shard.faiss"))
+    with pytest.raises(InputError, match=r"shard.faiss: has L2 distances in place of inner products.*index again by another factory"):
+        FaissShard(str(tmp_path / "shard.faiss"), 0, 1, empty=str(tmp_path / "shard.faiss"))
 
 
 @pytest.fixture

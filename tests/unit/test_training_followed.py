@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +127,9 @@ class Builder:
     def __init__(self, shared: Place) -> None:
         self.shared = shared
 
+    def failed_by(self, error: BaseException) -> bool:
+        return True
+
     def check(self) -> None:
         if start_line(self.shared):
             raise InputError("no space left on device", "refresh", "free some")
@@ -160,7 +164,9 @@ def test_a_disk_that_fails_for_a_moment_ends_no_training(tmp_path: Path, monkeyp
     assert failed
 
 
-def test_a_controller_that_ray_ends_for_memory_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_refresh", [False, True])
+def test_a_controller_that_ray_ends_for_memory_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_refresh: bool) -> None:
+    """But not the workers where the error is of the refresh, which would meet it again."""
     shared = Place.of(str(tmp_path)) / "shared"
     followed = followed_of(tmp_path, shared, [])
     tries = iter([OutOfMemoryError("the memory monitor"), {"step": 10, "ended": True}])
@@ -172,4 +178,6 @@ def test_a_controller_that_ray_ends_for_memory_is_started_again(tmp_path: Path, 
         return found
 
     monkeypatch.setattr(followed, "_once", once)
-    assert followed.run(job_of(tmp_path, shared), False, None, Progress("train", 10, "steps"))["ended"]  # type: ignore[arg-type]
+    builder: Any = SimpleNamespace(failed_by=lambda error: of_refresh)
+    with pytest.raises(OutOfMemoryError) if of_refresh else nullcontext():
+        assert followed.run(job_of(tmp_path, shared), False, builder, Progress("train", 10, "steps"))["ended"]

@@ -28,7 +28,7 @@ def adapt(model: PreTrainedModel, options: dict[str, str]) -> Adapted:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise InputError("peft is not installed", "adapter", "pip install 'raydense[lora]'") from error
+        raise InputError("peft is not installed", "adapter", "pip install -c constraints.txt '.[lora]'") from error
     given = {**_DEFAULTS, **options}
     layers = given["layers"]
     try:
