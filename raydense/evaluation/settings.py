@@ -141,6 +141,9 @@ class SuiteSettings(Settings, QueryPrompt):
             self._refuse_given(["depth"], "a suite without a reranker")
         if without := [prefix for prefix in self.prefixes if "=" not in prefix]:
             raise ValueError(f"prefixes: {without[0]!r} is of no set: write SET=text")
+        named = [prefix.partition("=")[0] for prefix in self.prefixes]
+        if twice := next((name for name in named if named.count(name) > 1), None):
+            raise ValueError(f"prefixes: set {twice!r} has two: leave one out")
         return self
 
 

@@ -135,6 +135,7 @@ def test_a_name_is_no_reference(tmp_path: Path):
         ({"sets": "plain", "kind": "bm25", "factory": "Flat"}, r"kind bm25 does not use factory"),
         ({"sets": "plain", "depth": 10}, r"a suite without a reranker does not use depth"),
         ({"sets": "plain", "prefixes": ["q: "]}, r"prefixes: 'q: ' is of no set: write SET=text"),
+        ({"sets": "plain", "prefixes": ["plain=a", "plain=b"]}, r"prefixes: set 'plain' has two: leave one out"),
         ({"sets": "plain", "prefixes": ["plian=q: "]}, r"prefixes: no set 'plian' is measured; did you mean 'plain'\?"),
         ({"sets": "plain", "kind": "bm25", "prefixes": ["plain=q: "]}, r"kind bm25 does not use prefixes"),
         ({"sets": "plain", "kind": "bm25", "query_prefix": "q: "}, r"a search without model does not use query_prefix"),

@@ -68,7 +68,7 @@ def read(source: Path, intake: Intake) -> None:
 
 def _read_queries(name: str, dataset: Any, intake: Intake) -> None:
     """The queries, with their answers where they have the field, as those of dpr-w100 do."""
-    asked = [(q.query_id, q.default_text(), list(getattr(q, "answers", ()))) for q in fetched(name, dataset.queries_iter)]
+    asked = [(q.query_id, q.default_text(), list(getattr(q, "answers", None) or ())) for q in fetched(name, dataset.queries_iter)]
     ids, texts, answers = zip(*asked, strict=True) if asked else ((), (), ())
     columns = [pa.array(ids, pa.string()), pa.array(texts, pa.string()), pa.array(answers, pa.list_(pa.string()))]
     give_queries(pa.table(columns, ["query_id", "text", "answers"]), lambda row: f"{name}, query {row + 1}", intake)

@@ -25,7 +25,7 @@ class TextPairs:
 
     def __init__(self, path: Path, fields: list[Field], store: PassageStore, strict: bool) -> None:
         self.store, self.texts = store, list[str]()
-        self._strict, self._lost = strict, 0
+        self._path, self._strict, self._lost = path, strict, 0
         numbers, parts = Numbers(), list[NDArray[np.int64]]()
         for table, at in placed(columns(path, fields), where(path)):
             refuse_blank(table, [name for name in table.column_names if name in ("query", "positive", "negative", "passage")], at)
@@ -42,10 +42,14 @@ class TextPairs:
         return lists_of(self._query[keep], self._row[keep], len(self.texts))
 
     def examples(self, ids: dict[str, str]) -> pa.Table:
-        """The queries that have a positive, their ids by their texts, with the rows of their passages."""
+        """The queries that have a positive, their ids by their texts, with the rows of their passages; InputError where none has."""
         sides = {"positives": self._lists(True), "negatives": self._lists(False)}
-        some = pa.array(np.diff(sides["positives"].offsets.to_numpy()) > 0)
-        return pa.table({"query_id": pa.array([ids[text] for text in self.texts], pa.string()), **sides}).filter(some)
+        some = np.diff(sides["positives"].offsets.to_numpy()) > 0
+        if not some.any():
+            raise InputError("has no query with a positive passage", self._path, "give a file that has some")
+        if left := int((~some).sum()):
+            say(f"import {self._path.name}: {left:,} of {len(some):,} queries have no positive passage, and are left out")
+        return pa.table({"query_id": pa.array([ids[text] for text in self.texts], pa.string()), **sides}).filter(pa.array(some))
 
     def _rows(self, texts: pa.ChunkedArray, at: Where) -> NDArray[np.int64]:
         rows = self.store.rows_of_texts(texts)
