@@ -24,6 +24,7 @@ from raydense.errors import InputError
 from raydense.models.cross_encoder import CrossEncoder
 from raydense.models.sharded import gathered, is_sharded
 from raydense.models.tiny import make_tiny_encoder, make_tiny_generator
+from raydense.storage import Place
 from raydense.training.batches import Sampler
 from raydense.training.engine import make_engine
 from raydense.training.loop_settings import LoopSettings
@@ -161,7 +162,7 @@ def both_ways(rank: int, cases: dict[str, dict[str, Any]], folder: str) -> None:
         expected = losses(one, whole, asked, rank, range(1, STEPS))
         undisturbed = losses(other, shared, asked, rank, range(STEPS))
         dist.barrier()
-        other.load(Path(folder, case), 2)
+        other.load(Place.of(Path(folder, case)), 2)
         resumed = losses(other, shared, asked, rank, range(1, STEPS))
         found[case] = {"state": state, "loaded": loaded, "parts": parts, "losses": (before + expected, undisturbed, resumed)}
         found[case]["weights"] = (one.weights(), other.weights())

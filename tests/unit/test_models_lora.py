@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.weights import without_reading
+from raydense.storage import Place
 from raydense.training.engine import TorchEngine
 from raydense.training.memory import MemoryEstimate
 
@@ -137,7 +138,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_training_goes_on_exactly(qwen:
     stopped.save(tmp_path / "checkpoint")
     assert torch.load(tmp_path / "checkpoint/engine.pt", weights_only=True)["model"].keys() == stopped.weights().keys()
     again = engine()
-    again.load(tmp_path / "checkpoint", 1)
+    again.load(Place.of(tmp_path / "checkpoint"), 1)
     whole, resumed = learn(engine(), 5).weights(), learn(again, 3).weights()
     assert len(whole) == 2 * 2 * 7
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
