@@ -12,6 +12,7 @@ from typing import Any
 from raydense.errors import fixable
 from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
+from raydense.runtime.ray_internals import remove_left_groups
 from raydense.runtime.waiting import Waiting
 from raydense.training.capacity import workers_wait
 from raydense.training.ending import WAITS_S, Ending
@@ -66,6 +67,7 @@ class Followed:
                 lost = lost if at == before else 0
                 if builder.failed_by(error) or fixable(error) or not job.settings.max_failures or lost > job.settings.max_failures:
                     raise
+                remove_left_groups()
                 say(f"train: its workers were lost, and it continues from step {at:,}")
 
     def _once(self, workers: Workers, builder: GenerationBuilder, progress: Progress) -> dict[str, Any]:

@@ -82,6 +82,37 @@ def test_a_short_training_does_not_wait_for_a_dashboard() -> None:
     assert "DatasetsCallback" not in with_dashboard, "its actor hands out Ray datasets, which no training has"
 
 
+@ray.remote(num_cpus=0)
+class Reserves:
+    def begin(self) -> str:
+        group = ray.util.placement_group([{"CPU": 1}])
+        ray.get(group.ready())
+        return str(group.id.hex())
+
+
+def test_what_dead_actors_reserved_is_freed_and_nothing_else() -> None:
+    """As of a controller of Ray Train that was killed: a training that starts again would wait for it."""
+    dead, alive = Reserves.remote(), Reserves.remote()
+    left, kept = ray.get([dead.begin.remote(), alive.begin.remote()])
+    own = ray.util.placement_group([{"CPU": 1}])
+
+    def states() -> list[str]:
+        return [ray.util.placement_group_table()[name]["state"] for name in (left, kept, own.id.hex())]
+
+    ray.kill(dead)
+    while {one["ActorID"]: one["State"] for one in ray_internals.actors_of()}[dead._actor_id.hex()] != "DEAD":
+        time.sleep(0.01)
+    ray.get(own.ready())
+    assert states() == ["CREATED"] * 3, "Ray itself keeps it"
+    ray_internals.remove_left_groups()
+    while states()[0] != "REMOVED":
+        time.sleep(0.01)
+    assert states()[1:] == ["CREATED"] * 2
+    ray.kill(alive)
+    ray_internals.remove_left_groups()
+    ray.util.remove_placement_group(own)
+
+
 def test_without_an_autoscaler_its_state_is_empty() -> None:
     state = ray_internals.autoscaler_state()
     assert state.autoscaler_state_version == 0

@@ -166,9 +166,9 @@ def test_a_disk_that_fails_for_a_moment_ends_no_training(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("of_refresh", [False, True])
 def test_a_controller_that_ray_ends_for_memory_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_refresh: bool) -> None:
-    """But not the workers where the error is of the refresh, which would meet it again."""
+    """And what it had reserved is freed, or the next one would wait for it; but not where the error is of the refresh, which would meet it again."""
     shared = Place.of(str(tmp_path)) / "shared"
-    followed = followed_of(tmp_path, shared, [])
+    followed, freed = followed_of(tmp_path, shared, []), list[str]()
     tries = iter([OutOfMemoryError("the memory monitor"), {"step": 10, "ended": True}])
 
     def once(*given: Any) -> Any:
@@ -178,6 +178,8 @@ def test_a_controller_that_ray_ends_for_memory_is_started_again(tmp_path: Path, 
         return found
 
     monkeypatch.setattr(followed, "_once", once)
+    monkeypatch.setattr(followed_module, "remove_left_groups", lambda: freed.append("groups"))
     builder: Any = SimpleNamespace(failed_by=lambda error: of_refresh)
     with pytest.raises(OutOfMemoryError) if of_refresh else nullcontext():
         assert followed.run(job_of(tmp_path, shared), False, builder, Progress("train", 10, "steps"))["ended"]
+    assert freed == ["groups"] * (not of_refresh)
