@@ -769,9 +769,10 @@ def dpr_entry(question: str, positive: str, *hard: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("indent", [None, 4])
-def test_dpr_training_without_a_corpus(tmp_path: Path, indent: int | None) -> None:
+def test_dpr_training_without_a_corpus(tmp_path: Path, indent: int | None, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.json").write_text(json.dumps([dpr_entry("who?", "a", "b", "c"), dpr_entry("what?", "b", "a")], indent=indent))
     out = imported("dpr", tmp_path / "train.json", tmp_path / "out")
+    assert "the passages of train.json and others like it become the corpus" in capsys.readouterr().err
     assert passages(out / "corpus") == [(f"id-{t}", "T", t) for t in "abc"]
     assert [(q["text"], q["answers"]) for q in table(out / "queries", "queries")] == [
         ("who?", ["an answer", "it's"]),

@@ -92,6 +92,10 @@ def read(source: Path, intake: Intake) -> None:
         intake.corpus(passages(source))
     gathered, examples = TextCorpus(), {}
     own_texts = intake.store is None
+    if own_texts and training:
+        say(
+            f"import: there is no psgs*.tsv and no --corpus: the passages of {plain(training[0]).name} and others like it become the corpus"
+        )
     for path in questions:
         _read_questions(path, gathered)
     for path in training:
