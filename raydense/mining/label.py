@@ -214,8 +214,8 @@ def _nothing_left(settings: LabelSettings, queries: dict[str, int], other_bins: 
     found, fixes = [], []
     if queries.get("without"):
         highest = (max(np.flatnonzero(other_bins), default=-1) + 1) / BINS
-        least = f"s_pos is {settings.s_pos:g}, the highest probability of all at most {highest:.2f}"
-        found.append(f"{queries['without']:,} queries have no positive ({least})")
+        least = "which none reaches" if highest > settings.s_pos else f"the highest probability of all at most {highest:.2f}"
+        found.append(f"{queries['without']:,} queries have no positive (s_pos is {settings.s_pos:g}, {least})")
         fixes.append("qrels, a lower s_pos, or a more confident teacher")
     if queries.get("short"):
         found.append(f"{queries['short']:,} queries have fewer than {settings.enough} confident negatives")
