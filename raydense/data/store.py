@@ -93,10 +93,8 @@ class PassageStore:
         rising, back = np.unique(rows, return_inverse=True)
         parts = [(batch.select(columns) if columns else batch).take(pa.array(at)) for batch, at in self._pieces(rising)]
         table = pa.Table.from_batches(parts).combine_chunks()
-        few = (
-            table.nbytes * len(rows) <= _BATCH_BYTES
-        )  # also if the longest is wanted each time: not to look at the lengths takes half as long
-        if few or not (cuts := _cuts(_bytes_of(table)[back])).size:
+        # few even if the longest is wanted each time: not to look at the lengths takes half as long
+        if table.nbytes * len(rows) <= _BATCH_BYTES or not (cuts := _cuts(_bytes_of(table)[back])).size:
             return table.take(pa.array(back))
         del parts, table  # before the pieces are taken
         return pa.concat_tables([self.take(piece, columns) for piece in np.split(rows, cuts)])

@@ -50,9 +50,8 @@ class TextTokenizer:
         self.pad_id = int(passage.pad_token_id or query.pad_token_id or 0)  # a static encoder names none
         self._query = _cut_to(query, config.query_length)
         self._passage = _cut_to(passage, config.passage_length)
-        self._typed = [
-            _has_types(source) and any(source.backend_tokenizer.encode("").type_ids) for source in (query, passage)
-        ]  # XLNet, Funnel
+        # as XLNet's; the types of others' single texts are all 0
+        self._typed = [_has_types(source) and any(source.backend_tokenizer.encode("").type_ids) for source in (query, passage)]
 
     def queries(self, texts: Sequence[str]) -> Tokens:
         """Tokens of prefix + text, special tokens included, at most `query_length` of them."""
