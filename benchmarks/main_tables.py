@@ -39,6 +39,7 @@ ROWS = {
     "RocketQAv2": "found-joint",
     "BM25 + re-ranker": "bm25-reranked",
     "BM25 + joint re-ranker": "bm25-joint",
+    "BM25 + re-ranker trained as long": "bm25-longer",
     "RocketQA + re-ranker": "rocketqa-reranked",
     "RocketQA + joint re-ranker": "rocketqa-joint",
     "RocketQAv2 + re-ranker": "joint-reranked",
@@ -168,9 +169,10 @@ def _table(runs: Runs, folder: Path, seed: int, rate: float, steps: int) -> None
     output = runs.given.output / folder.name / f"seed-{seed}"
     noted = output.with_suffix(".json")
     limits = [limit for limit in S_POS if not noted.exists() or limit <= json.loads(noted.read_text())["s_pos"]]
-    changes = _source(runs.given, folder) | {"seed": seed, "defaults.lr": rate, "joint.lr": rate}
+    changes = _source(runs.given, folder) | {"seed": seed, "defaults.lr": rate}
+    changes |= {f"{stage}.lr": rate for stage in ("joint", "longer-reranker")}
     changes |= {f"{stage}.max_steps": steps for stage in ("dpr", "rocketqa")}
-    changes |= {f"{stage}.max_steps": steps // 2 for stage in ("pair-1", "pair", "start", "joint")}
+    changes |= {f"{stage}.max_steps": steps // 2 for stage in ("pair-1", "pair", "start", "joint", "longer-reranker")}
     for limit in limits:
         noted.write_text(json.dumps({"s_pos": limit, "lr": rate, "steps": steps}))
         said = runs.run(HERE / "main_tables.yaml", output, changes | {"pseudo.s_pos": limit, "gold-and-pseudo.s_pos": limit})

@@ -307,6 +307,16 @@ def test_step_1_has_four_random_passages_of_each_query(recipe: str) -> None:
         assert stages["negatives-dpr"].random == 0, "DPR's are BM25's"
 
 
+@pytest.mark.parametrize("recipe", ["rocketqa-sample", "rocketqa-medquad"])
+def test_hard_negatives_differ_from_denoised_ones_by_the_denoising_alone(recipe: str) -> None:
+    stages: dict[str, Any] = {stage.name: stage.settings for stage in stages_of(recipe)}
+    alike = [stages[name].model_dump(exclude={"examples", "output"}) for name in ("retriever-2", "retriever-hard")]
+    assert alike[0] == alike[1]
+    hard, denoised = stages["hard"], stages["denoised"]
+    assert (hard.run, hard.negatives, hard.depth, hard.qrels) == (denoised.run, denoised.negatives, denoised.depth, denoised.qrels)
+    assert denoised.s_pos == 1, "no positives but those of the qrels"
+
+
 @pytest.mark.parametrize("recipe", ["rocketqav2-msmarco", "rocketqav2-nq"])
 def test_lists_of_one_kind_and_of_the_other_are_as_long(recipe: str) -> None:
     stages = {stage.name: stage.settings for stage in stages_of(recipe)}

@@ -300,6 +300,17 @@ def test_variants_of_pre_training_make_as_many_updates(name):
     assert {one.max_steps for one in encoders if isinstance(one, LoopSettings)} == {337}
 
 
+@pytest.mark.parametrize("name", ["pair-sample-sweep", "pair-medquad-sweep", "pair-medquad-half-sweep"])
+def test_variants_of_pair_make_as_many_updates_in_both_stages_together(name):
+    """Of epochs of labels each would make fewer, by the queries that the teacher is unsure of, and one stage alone half of them."""
+    updates = set()
+    for trial in ours(name).trials:
+        one = {stage.name: stage.settings for stage in trial.recipe.stages}
+        first, second = one["stage-1"], one["stage-2"]
+        updates.add(second.max_steps + (first.max_steps if second.model == first.output else 0))
+    assert len(updates) == 1
+
+
 def test_variants_of_joint_training_learn_from_as_many_lists():
     joints = [stage.settings for trial in ours("rocketqav2-msmarco-sweep").trials for stage in trial.recipe.stages if stage.name == "joint"]
     assert [one.epochs * (2 if one.more_examples else 1) for one in joints] == [4] * len(joints)
