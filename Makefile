@@ -13,7 +13,7 @@ help:
 	@echo "make test    set up, check the code, and run the unit and integration tests, except those marked long"
 	@echo "make test-long  the tests marked long, which make test leaves out"
 	@echo "make check   format, lint, types, layers"
-	@echo "make bench   the small form of every benchmark, about ten minutes; adds a line of ratios to benchmarks/history.jsonl"
+	@echo "make bench   the small form of every benchmark, six to eight minutes; adds a line of ratios to benchmarks/history.jsonl"
 	@echo "make bench-compare  what dropped by more than 15% since the earlier runs on such a machine"
 	@echo "make docs    write docs/reference.md anew from the settings"
 	@echo "make cluster-local   a Ray cluster on this machine that grows with the work; Ctrl-C ends it"

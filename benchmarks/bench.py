@@ -1,6 +1,6 @@
 """The small form of every benchmark, one after another: ratios against peers, kept with the facts of the machine, and what dropped.
 
-    make bench            # or: python benchmarks/bench.py [--only search bm25]: ten minutes on two cores; a line is added to benchmarks/history.jsonl
+    make bench            # or: python benchmarks/bench.py [--only search bm25]: six to eight minutes on two cores; a line is added to benchmarks/history.jsonl
     make bench-compare    # or: python benchmarks/bench.py --compare: the last line against the earlier ones of the same machine; 1 if one dropped
 
 A benchmark takes part by a function `small(work: Path) -> dict[str, Ratio]` (see turns.py); nothing lists it. Each runs in a process of its own
