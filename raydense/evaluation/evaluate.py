@@ -16,6 +16,7 @@ from raydense.data.tables import query_positions, read_table
 from raydense.errors import InputError
 from raydense.evaluation.answers import AnswerSearch
 from raydense.evaluation.depths import by_depth
+from raydense.evaluation.halves import by_halves
 from raydense.evaluation.metrics import Judgements, Measured, Measuring
 from raydense.evaluation.report import write_report
 from raydense.evaluation.runs import MeasuredQueries, MeasuredRun, Places
@@ -34,7 +35,7 @@ def evaluate(settings: EvaluateSettings) -> Artifact:
     Means are over all judged queries; those that a run lacks count 0, as in `trec_eval -c`. With `answers` the metrics also have top-1
     and so on, answer accuracy over those judged queries that have answers; without qrels these alone, over all queries that have
     answers. `summary["result"]` is the object of metrics.json: {"metrics", "queries"} for one run, {"runs": {name: ...}, "significance"} for
-    several. With them come, where the inputs allow, "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes.
+    several. With them come, where the inputs allow, "halves" (`by_halves`), "depths" (`by_depth`) and "similarity" (`similarities`). The same inputs give the same bytes.
     """
     folders = folders_by_name(settings.run, "run")
     named_models = folders_by_name(settings.models, "models")
@@ -135,7 +136,8 @@ def _analysis(
     """The parts of the report that need further inputs."""
     if judgements is None:
         return {}
-    found = {"depths": by_depth(runs, judgements)}
+    found = {"halves": by_halves(runs, judgements, [*settings.trained_on.values()])} if settings.trained_on else {}
+    found["depths"] = by_depth(runs, judgements)
     if queries is not None and settings.corpus is not None:
         wanted = settings.similarity or SimilaritySettings()
         found["similarity"] = similarities(runs, models, judgements, queries, PassageStore(settings.corpus), wanted)

@@ -201,13 +201,18 @@ class Measuring:
             elif measure.NAME == "NumRel":
                 values[missing] = self._judgements.positives[missing]
         per_query = {str(measure): values for measure, values in self._values.items()}
-        means = {}
-        for measure, values in self._values.items():
-            aggregator = measure.aggregator()
-            for number in values.tolist():
-                aggregator.add(number)
-            means[str(measure)] = float(aggregator.result())
+        means = {str(measure): mean_of(values, measure) for measure, values in self._values.items()}
         return Measured(means, per_query, len(missing))
+
+
+def mean_of(values: Values, measure: ir_measures.Measure | None = None) -> float:
+    """The mean of the values of some queries; of a measure what it makes of them, as a few are sums."""
+    if measure is None:
+        return float(np.mean(values))
+    aggregator = measure.aggregator()
+    for number in values.tolist():
+        aggregator.add(number)
+    return float(aggregator.result())
 
 
 def trec_order(run: pa.Table, query: Rows) -> tuple[pa.Table, Rows]:

@@ -15,7 +15,7 @@ from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
 from raydense.evaluation.runs import MeasuredQueries, MeasuredRun
 from raydense.evaluation.settings import EvaluateSettings
-from raydense.evaluation.table import metrics_in
+from raydense.evaluation.table import halves_line, metrics_in
 from raydense.storage import Place, fingerprint_of, read_manifest
 
 _DEEPEST = 12
@@ -41,6 +41,7 @@ def write_report(
         "runs": table_rows([run.name for run in runs], measured, result.get("significance")),
         "unanswered": {run.name: run.measured.unanswered for run in runs if run.measured.unanswered},
         "significance": result.get("significance"),
+        "halves": halves_of(result.get("halves")),
         "depths": result.get("depths", {}),
         "similarity": result.get("similarity", {}),
         "curves": curves_of(models),
@@ -53,7 +54,7 @@ def write_report(
 def _template() -> jinja2.Template:
     source = files("raydense.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters["figure"] = lambda value: f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+    page.filters["figure"] = lambda value: "–" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
     page.filters["p"] = lambda value: "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
     return page.from_string(source)
 
@@ -72,6 +73,17 @@ def table_rows(names: list[str], measured: dict[str, Any], significance: dict[st
         ]
         rows.append({"name": name, "cells": cells, "answers": measured[name].get("answers"), "queries": measured[name]["queries"]})
     return rows
+
+
+def halves_of(halves: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The line on how many queries training has seen passages of, and, where both halves have some, a row of metrics for each run: (seen, unseen)."""
+    if halves is None:
+        return None
+    seen, unseen = halves["seen"], halves["unseen"]
+    both = {run: (of, unseen["runs"][run]) for run, of in seen["runs"].items() if unseen["queries"]}
+    metrics = list(dict.fromkeys(metric for pair in both.values() for of in pair for metric in of))
+    rows = [{"name": run, "cells": [(of.get(m), others.get(m)) for m in metrics]} for run, (of, others) in both.items()]
+    return {"line": halves_line(halves), "seen": seen["queries"], "unseen": unseen["queries"], "metrics": metrics, "rows": rows}
 
 
 def significance_mark(comparison: dict[str, Any] | None) -> str:
@@ -118,6 +130,7 @@ def provenance_of(settings: EvaluateSettings, runs: list[MeasuredRun], models: d
         (name, Place.of(path)) for name, path in models.items()
     ]
     folders += [(name, Place.of(getattr(settings, name))) for name in ("qrels", "queries", "corpus") if getattr(settings, name)]
+    folders += [(f"train_qrels {name}".strip(), Place.of(path)) for name, path in settings.trained_on.items()]
     roots = [(name, fingerprint_of(folder), folder) for name, folder in folders]
     known = {fingerprint: (name, read_manifest(folder)) for name, fingerprint, folder in roots}
     return [node(fingerprint, name, known) for name, fingerprint, _ in roots]

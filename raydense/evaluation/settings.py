@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raydense.errors import InputError
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.inference.settings import QueryPrompt
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
-from raydense.storage import named
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, OneOrMore, Settings, Words, artifact, group, setting, words
+from raydense.storage import named, named_folders
 
 
 def _known(names: list[str]) -> list[str]:
@@ -25,6 +25,7 @@ def _known(names: list[str]) -> list[str]:
 
 
 Metrics = Annotated[Words, AfterValidator(_known)]
+_JUDGEMENT_BYTES = 64.0  # of a training judgement: two ids, a grade and what is chosen of them
 MOST_TUNED = 4  # runs: 286 combinations of weights in steps of a tenth
 
 
@@ -60,6 +61,12 @@ class EvaluateSettings(Settings):
     qrels: FolderOrNone = artifact(
         "qrels", "the judgements; without them answers alone are measured, over all queries that have some", None
     )
+    train_qrels: OneOrMore = artifact(
+        "qrels",
+        "the judgements that models were trained on, one or more: the report then has each metric for two halves, too: queries with a relevant"
+        " passage that is also relevant to a training query, and the others, where no gain comes from a passage learned by heart",
+        None,
+    )
     metrics: Metrics = setting(
         ["nDCG@10", "RR@10", "R@50", "R@100"],
         "what to measure, in the names of ir-measures, such as nDCG@10, RR(rel=2)@10, Success@5 or AP; passages are relevant from grade 1 on",
@@ -80,12 +87,18 @@ class EvaluateSettings(Settings):
         if self.qrels is None:
             if self.answers is None:
                 raise ValueError("nothing to measure by: give qrels; or answers.match, with queries that have answers, and corpus")
-            self._refuse_given(["metrics"], "an evaluation without qrels")
+            self._refuse_given(["metrics", "train_qrels"], "an evaluation without qrels")
         for needed in ("queries", "corpus") if self.answers else ():
             if getattr(self, needed) is None:
                 raise ValueError(f"{needed}: missing; answers.match needs it")
-        self._refuse_same_names("run", "models")
+        self._refuse_same_names("run", "models", "train_qrels")
         return self
+
+    @property
+    def trained_on(self) -> dict[str, str]:
+        """The folders of `train_qrels` by name."""
+        given = self.train_qrels
+        return dict(named_folders(given)) if isinstance(given, list) else {"": given} if given else {}
 
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the hits of all runs."""
@@ -96,7 +109,9 @@ class EvaluateSettings(Settings):
         hits = sum(run.rows * run.each for run in runs if run)
         makes = {self.output: Holds(queries.rows, bytes=3e4 + 25.0 * queries.rows)}
         needs = f"{len(self.run)} run(s) over {queries} queries"
-        return Forecast(needs, makes, "evaluate" if all(runs) else "", {"hits": float(hits)}, 2 * PROCESS_BYTES)
+        trained = sum(held.rows * held.each for folder in self.trained_on.values() if (held := known.of(folder)))
+        memory = 2 * PROCESS_BYTES + _JUDGEMENT_BYTES * trained
+        return Forecast(needs, makes, "evaluate" if all(runs) else "", {"hits": float(hits)}, memory)
 
 
 class SuiteSettings(Settings, QueryPrompt):

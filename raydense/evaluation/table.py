@@ -21,7 +21,27 @@ def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = Non
     for run, measured in runs.items():
         time = [] if seconds is None else [f"{seconds[run]:,.1f}" if run in seconds else "-"]
         lines.append([run, *(figure(measured["metrics"].get(name)) for name in names), *time])
-    return aligned(lines)
+    halves = report.summary["result"].get("halves")
+    return "\n\n".join([aligned(lines), *(_halves_table(halves, names) if halves else [])])
+
+
+def _halves_table(halves: dict[str, Any], metrics: list[str]) -> list[str]:
+    """How many queries have a relevant passage that training has seen, and the first metric of each run on both halves, if there are two."""
+    seen, unseen = halves["seen"], halves["unseen"]
+    if not (seen["queries"] and unseen["queries"]):
+        return [halves_line(halves)]
+    lines = [["", f"{seen['queries']:,} seen", f"{unseen['queries']:,} not seen"]]
+    lines += [[run, *(figure(half["runs"][run].get(metrics[0])) for half in (seen, unseen))] for run in seen["runs"]]
+    return [f"{halves_line(halves)} {metrics[0]} of these, and of the others:", aligned(lines)]
+
+
+def halves_line(halves: dict[str, Any]) -> str:
+    """How many of the queries with a relevant passage have one that is relevant to a training query."""
+    seen, unseen = halves["seen"]["queries"], halves["unseen"]["queries"]
+    some = f"{'All' if seen and not unseen else f'{seen:,}' if seen else 'None'} of the {seen + unseen:,} queries"
+    without = ", not counting those that have no relevant passage" if halves["without_positive"] else ""
+    verb = "has" if seen < 2 and unseen else "have"
+    return f"{some} {verb} a relevant passage that is also relevant to a training query{without}."
 
 
 def metrics_in(measured: Iterable[dict[str, Any]]) -> list[str]:
