@@ -121,7 +121,7 @@ def _judged(settings: ConstructSettings, merged: Merged, files: list[tuple[Path,
     if not splits:
         raise InputError("no question has a positive passage", settings.input, "check that it has answers, or give a smaller f1")
     if settings.fill_splits:
-        splits = fill_splits(splits, merged.queries)
+        splits = fill_splits(splits, merged.queries, settings.fill_by)
     columns = ["query_id", "passage_id", "relevance"]
     return {split: splits[split].select(columns) for split in sorted(splits, key=lambda name: ([*SHARES, name].index(name), name))}
 

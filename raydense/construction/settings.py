@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from raydense.data.splits import FillBy
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, TORCH_BYTES, Forecast, Holds, Known, fewest, part_of, tokens, total
 from raydense.inference.settings import BATCH, SPREAD, Spread, pairs_forecast
 from raydense.models.encoder_folder import is_reranker
@@ -27,6 +28,8 @@ class ConstructSettings(Settings):
     [{"title", "paragraphs": [...]}]}, as DuReader 2.0 has them.
     """
 
+    newer = ("fill_by",)
+
     input: Folder = artifact("source", "a file of questions, or a folder of such files, as JSON lines; `search.dev.json` is of split dev")
     unit: Literal["auto", "characters", "words"] = setting(
         "auto", "what spans and lengths are counted in; auto: characters where most letters are Chinese, Japanese or Korean, else words"
@@ -39,8 +42,19 @@ class ConstructSettings(Settings):
     fill_splits: bool = setting(
         False, "make all of qrels/train, dev and test: those that are missing are drawn from the questions of one that is there, 7 : 1 : 2"
     )
+    fill_by: FillBy = setting(
+        "questions",
+        "what fill_splits keeps together in one split: the queries of one text; or, with passages, also those that share a relevant passage,"
+        " directly or through others, so that training sees no relevant passage of the dev and test queries that are drawn",
+    )
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
     concurrency: int = resource(0, "tasks at once; 0: as many as there are CPUs", ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not self.fill_splits:
+            self._refuse_given(["fill_by"], "a construction without fill_splits")
+        return self
 
     def forecast(self, known: Known) -> Forecast:
         """What it makes depends on the documents; the time grows with them."""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.data.formats import by_name, formats_that
 from raydense.data.margins import HardNegatives
+from raydense.data.splits import FillBy
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, part_of, total
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
@@ -89,7 +90,7 @@ class HiddenSettings(BaseSettings):
 class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
-    newer = ("strict", "titles", "fill_splits")  # of `strict`: what a strict import takes, the other takes as it is
+    newer = ("strict", "titles", "fill_splits", "fill_by")  # of `strict`: what a strict import takes, the other takes as it is
 
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")
@@ -110,6 +111,11 @@ class ImportSettings(Settings):
         False,
         "make all of qrels/train, dev and test: those that the source lacks are drawn from the queries of one that it has, 7 : 1 : 2",
     )
+    fill_by: FillBy = setting(
+        "questions",
+        "what fill_splits keeps together in one split: the queries of one text; or, with passages, also those that share a relevant passage,"
+        " directly or through others, so that training sees no relevant passage of the dev and test queries that are drawn",
+    )
     hidden: HiddenSettings | None = group(
         "hide the judgements of some training queries: those become qrels/hidden, and qrels/train has the others"
     )
@@ -119,6 +125,8 @@ class ImportSettings(Settings):
     def _fits_format(self) -> Self:
         if self.hard_negatives is not None and self.format not in formats_that("chosen"):
             raise ValueError(f"hard_negatives is for the format {', '.join(formats_that('chosen'))}, not for {self.format}: leave it out")
+        if not self.fill_splits:
+            self._refuse_given(["fill_by"], "an import without fill_splits")
         return self
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raydense.data.formats import formats_that, load_format
 from raydense.data.formats.files import opened, plain
-from raydense.data.splits import SHARES, divided
+from raydense.data.splits import SHARES, FillBy, divided
 from raydense.forecast import Holds
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def parts_held(settings: ImportSettings) -> tuple[dict[str, Holds], float]:
     files: dict[str, list[Path]] = load_format(settings.format).files(source)
     sizes = {path: float(path.stat().st_size) * (1 if plain(path) == path else _PACKED) for found in files.values() for path in found}
     parts = {part: _held(settings, part, found, sizes) for part, found in files.items() if not _is_list(part, found)}
-    parts |= _filled(parts) if settings.fill_splits else {}
+    parts |= _filled(parts, settings.fill_by) if settings.fill_splits else {}
     return parts | (_hidden(parts, settings.hidden.share) if settings.hidden else {}), sum(sizes.values())
 
 
@@ -38,11 +38,12 @@ def _is_list(part: str, files: list[Path]) -> bool:
     return part.startswith("run") or (not part.startswith("qrels") and any(path.name.startswith(_TRIPLES) for path in files))
 
 
-def _filled(parts: dict[str, Holds]) -> dict[str, Holds]:
-    """The judgements of the split that is divided, and of those drawn from it."""
+def _filled(parts: dict[str, Holds], by: FillBy) -> dict[str, Holds]:
+    """The judgements of the split that is divided, and of those drawn from it; by passages their groups come near the shares."""
     names = divided([part.removeprefix("qrels/") for part in parts if part.startswith("qrels/")])
     whole, all_shares = parts.get(f"qrels/{names[0]}" if names else "", Holds(0)), sum(SHARES[name] for name in names)
     shares = {f"qrels/{name}": SHARES[name] / all_shares for name in names}
+    whole = replace(whole, word="about") if by == "passages" and len(names) > 1 else whole
     return {part: replace(whole, rows=round(share * whole.rows), bytes=share * whole.bytes) for part, share in shares.items()}
 
 

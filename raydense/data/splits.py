@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+FillBy = Literal["questions", "passages"]
 SHARES = {"train": 7, "dev": 1, "test": 2}
 
 

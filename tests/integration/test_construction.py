@@ -227,6 +227,7 @@ def test_splits_that_are_missing_or_empty_are_named_with_the_flag_that_draws_the
     why = f"(dev: {len(empty):,} questions, none has a positive passage; test: 0 questions)"
     assert f"construct: no qrels/dev, qrels/test {why}; --fill-splits draws dev, test from train" in capfd.readouterr().err
     construct(ConstructSettings(**settings, fill_splits=True, output=str(tmp_path / "filled")))
+    construct(ConstructSettings(**settings, fill_splits=True, fill_by="passages", output=str(tmp_path / "by-passages")))
     assert "construct: no qrels" not in capfd.readouterr().err
     with pytest.raises(InputError, match=r"qrels/test: no such folder; .*/bare/qrels has train: no test"):
         Artifact.open(tmp_path / "bare" / "qrels" / "test", "qrels")

@@ -70,7 +70,7 @@ class Intake:
         self.store = PassageStore(settings.corpus) if settings.corpus else None
         self.query_ids: IdLookup | None = None
         self.parts = 0
-        self._fill, self._hidden = settings.fill_splits, settings.hidden
+        self._fill, self._hidden = settings.fill_by if settings.fill_splits else None, settings.hidden
         self._held: dict[str, pa.Table] | None = {} if settings.fill_splits or settings.hidden else None
         self._examples: list[tuple[str, pa.Table]] = []
         self._queries: pa.Table | None = None
@@ -135,7 +135,7 @@ class Intake:
     def finish(self) -> Artifact:
         """Finish the data set, with the splits of judgements that were held and those drawn from them, and the examples that were held."""
         if self._held is not None:
-            splits = fill_splits(self._held, self._queries) if self._fill else self._held
+            splits = fill_splits(self._held, self._queries, self._fill) if self._fill else self._held
             splits = hide_labels(splits, self._queries, self._hidden) if self._hidden else splits
             for split, table in splits.items():
                 if split not in self._held:
