@@ -166,7 +166,7 @@ def test_the_printed_table_and_the_page_show_both(world: tuple[Path, Judged, Jud
     assert [row.split() for row in table.splitlines()[2:]] == [["forwards", *rows[0]], ["backwards", *rows[1]]]
     text = (report.path / "report.html").read_text()
     assert Page(text).stack == []
-    assert f'<th scope="col">R@5<br>{len(seen)} seen</th><th scope="col"><br>{len(unseen)} not seen</th>' in text
+    assert f'<th scope="col">R@5<br>{len(seen)} seen</th><th scope="col">R@5<br>{len(unseen)} not seen</th>' in text
     recalls = [f"{halves[half]['runs']['backwards']['R@5']:.4f}" for half in ("seen", "unseen")]
     assert f'<th scope="row">backwards</th><td>{rows[1][0]}</td><td>{rows[1][1]}</td><td>{recalls[0]}</td><td>{recalls[1]}</td>' in text
     assert "train_qrels" in text, "where it came from"
