@@ -53,6 +53,7 @@ class EvaluateSettings(Settings):
     Writes metrics.json and report.html.
     """
 
+    newer = ("train_qrels",)
     renamed: ClassVar[dict[str, str]] = {"answers": "answers.match", "answer_k": "answers.k"}
 
     run: Folders = artifact(
