@@ -1,6 +1,7 @@
 """Chooses nprobe for an index of inverted lists: the fewest lists that a query looks into to reach the recall that is wanted.
 
 Passages of a seeded sample are the queries; a passage is no answer to itself. One scan over the vectors gives their exact answers.
+Tasks that search get the queries' vectors: in a bucket each would fetch the files that hold them.
 The lists that hold these answers give a lower bound, since what lies in no list that is looked into cannot be found; from there on
 nprobe grows by doubled steps until the index itself finds enough, and bisection gives the least. Where no code loses an answer, the bound is the result.
 """
@@ -13,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
 from raydense.retrieval.faiss_library import faiss
@@ -30,19 +32,16 @@ from raydense.storage import Draft
 
 QUERIES, DEPTH = 256, 100
 _AT_ONCE = 16  # queries whose lists are all ordered at once: 12 bytes a list and query
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows (int64 [n], rising) whose vectors are the queries, and how many answers each has."""
+    """The rows (int64 [n], rising) of the passages that are the queries, their vectors (float32 [n, d]), and how many answers each has."""
 
-    embeddings: str
-    fingerprint: str
     rows: Rows
+    queries: Floats
     k: int
-
-    def vectors(self) -> Vectors:
-        return Vectors(self.embeddings, fingerprint=self.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,28 @@ def choose_nprobe(draft: Draft, empty: str, shards: list[Shard], vectors: Vector
         say(f"index: recall has no effect: {settings.factory} has no inverted lists")
     if not settings.recall or not lists or vectors.rows < 2:
         return {}
-    drawn = np.random.default_rng([settings.seed, vectors.rows]).choice(vectors.rows, min(QUERIES, vectors.rows), replace=False)
-    sample = Sample(vectors.artifact.located, vectors.artifact.fingerprint, np.sort(drawn), min(DEPTH, vectors.rows - 1))
+
+    where = vectors.artifact.located, vectors.artifact.fingerprint
 
     def tasks(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[Any]:
         return list(run_tasks("index", function, calls, settings.concurrency, memory))
 
-    answers = others(tasks(exact_hits, [(sample, shard) for shard in shards]), sample)
-    (held,) = tasks(held_by_lists, [(draft, empty, sample, answers)])
+    def take(rows: Rows) -> Floats:
+        cuts = np.searchsorted(rows, [shard.start for shard in shards[1:]])
+        parts = tasks(taken, [(*where, some) for some in np.split(rows, cuts) if len(some)])
+        return np.concatenate([found for _, found in sorted(parts, key=lambda part: part[0])])
+
+    drawn = np.random.default_rng([settings.seed, vectors.rows]).choice(vectors.rows, min(QUERIES, vectors.rows), replace=False)
+    rows = np.sort(drawn)
+    sample = Sample(rows, take(rows), min(DEPTH, vectors.rows - 1))
+    shared = ray.put(sample)  # once: each task would send it again
+    answers = others(tasks(exact_hits, [(*where, shared, shard) for shard in shards]), sample)
+    (held,) = tasks(held_by_lists, [(draft, empty, shared, answers, ray.put(take(np.unique(answers))))])
 
     @cache
     def recall(nprobe: int) -> float:
         params = with_defaults(f"nprobe={nprobe}", settings.factory)
-        found = tasks(index_hits, [(draft, empty, sample, shard, params) for shard in shards])
+        found = tasks(index_hits, [(draft, empty, shared, shard, params) for shard in shards])
         return share_found(others(found, sample), answers)
 
     nprobe = least_nprobe(recall, held, settings.recall)
@@ -116,11 +124,15 @@ def least_nprobe(recall: Callable[[int], float], held: NDArray[np.float64], want
     return high
 
 
-def exact_hits(sample: Sample, shard: Shard) -> Hits:
+def taken(embeddings: str, fingerprint: str, rows: Rows) -> tuple[int, Floats]:
+    """The first of the rows (int64 [n], rising), and the vectors at all of them, float32 [n, d]."""
+    return int(rows[0]), Vectors(embeddings, fingerprint=fingerprint).take(rows)
+
+
+def exact_hits(embeddings: str, fingerprint: str, sample: Sample, shard: Shard) -> Hits:
     """The best of a shard's rows for each vector of the sample, itself among them, by a scan over the vectors in blocks."""
     faiss.omp_set_num_threads(1)
-    vectors = sample.vectors()
-    queries = vectors.take(sample.rows)
+    vectors, queries = Vectors(embeddings, fingerprint=fingerprint), sample.queries
     best = faiss.ResultHeap(len(queries), sample.k + 1, keep_max=True)
     row = shard.start
     with blas_preferred(vectors.dimension):
@@ -141,14 +153,13 @@ def index_hits(draft: Draft, empty: str, sample: Sample, shard: Shard, search_pa
     set_search_params(index, search_params)
     lists: Any = faiss.try_extract_index_ivf(index)
     with blas_preferred(lists.d):
-        scores, rows = search_of(index, 1).search(sample.vectors().take(sample.rows), sample.k + 1)
+        scores, rows = search_of(index, 1).search(sample.queries, sample.k + 1)
     return scores, np.where(rows >= 0, rows + shard.start, -1)
 
 
-def held_by_lists(draft: Draft, empty: str, sample: Sample, answers: Rows) -> NDArray[np.float64]:
-    """As `covered`, for the vectors of the sample."""
-    vectors = sample.vectors()
-    return covered(faiss.read_index(str(draft.read(empty))), vectors.take(sample.rows), answers, vectors.take)
+def held_by_lists(draft: Draft, empty: str, sample: Sample, answers: Rows, vectors: Floats) -> NDArray[np.float64]:
+    """As `covered`, for the vectors of the sample; `vectors` are those of the rows in `answers`, each once, rising."""
+    return covered(faiss.read_index(str(draft.read(empty))), sample.queries, answers, lambda rows: vectors)
 
 
 def others(parts: list[Hits], sample: Sample) -> Rows:
@@ -164,7 +175,7 @@ def share_found(rows: Rows, answers: Rows) -> float:
     return float(np.mean([np.isin(right, found).mean() for found, right in zip(rows, answers, strict=True)]))
 
 
-def covered(index: Any, queries: NDArray[np.float32], answers: Rows, take: Callable[[Rows], NDArray[np.float32]]) -> NDArray[np.float64]:
+def covered(index: Any, queries: Floats, answers: Rows, take: Callable[[Rows], Floats]) -> NDArray[np.float64]:
     """The share of the `answers` [n, k] that lie in the first 1, 2, ... lists of their query, float64 [lists].
 
     `take` gives the vectors at rows, int64 and rising.
@@ -183,7 +194,7 @@ def covered(index: Any, queries: NDArray[np.float32], answers: Rows, take: Calla
     return share
 
 
-def _lists_of(index: Any, vectors: NDArray[np.float32]) -> tuple[Any, NDArray[np.float32]]:
+def _lists_of(index: Any, vectors: Floats) -> tuple[Any, Floats]:
     """The inverted lists within an index, and the vectors as they see them, after the transforms before them."""
     while True:
         index = faiss.downcast_index(index)

@@ -45,15 +45,13 @@ class Vectors:
     def __reduce__(self) -> tuple[type[Vectors], tuple[str, Literal["passages", "queries"], str]]:
         return Vectors, (self.artifact.located, self.of, self.artifact.fingerprint)
 
-    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.floating], mmap.mmap]]:
-        """The first row, the vectors and the mapping of each batch in the files that hold any of start..stop-1."""
-        for number, file in enumerate(self._files):
-            if self._edges[number] < stop and self._edges[number + 1] > start:
-                if self._mapped is None or self._mapped[0] != number:
-                    self._mapped = None
-                    self._mapped = (number, *self._map(file.path, int(self._edges[number])))
-                _, mapped, batches = self._mapped
-                yield from ((first, batch, mapped) for first, batch in batches)
+    def _batches(self, number: int) -> Iterator[tuple[int, NDArray[np.floating], mmap.mmap]]:
+        """The first row, the vectors and the mapping of each batch in a file."""
+        if self._mapped is None or self._mapped[0] != number:
+            self._mapped = None
+            self._mapped = (number, *self._map(self._files[number].path, int(self._edges[number])))
+        _, mapped, batches = self._mapped
+        yield from ((first, batch, mapped) for first, batch in batches)
 
     def _map(self, name: str, row: int) -> tuple[mmap.mmap, list[tuple[int, NDArray[np.floating]]]]:
         path = self.artifact.file(name)
@@ -75,17 +73,19 @@ class Vectors:
 
         What was read leaves the memory of this process.
         """
-        for first, batch, mapped in self._batches(start, stop):
-            low, high = max(start - first, 0), min(stop - first, len(batch))
-            for at in range(low, high, BLOCK_ROWS):
-                yield batch[at : min(at + BLOCK_ROWS, high)]
-                mapped.madvise(mmap.MADV_DONTNEED)
+        for number in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start)).tolist():
+            for first, batch, mapped in self._batches(number):
+                low, high = max(start - first, 0), min(stop - first, len(batch))
+                for at in range(low, high, BLOCK_ROWS):
+                    yield batch[at : min(at + BLOCK_ROWS, high)]
+                    mapped.madvise(mmap.MADV_DONTNEED)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The vectors at `rows` (int64 [n], rising), float32 [n, d]."""
+        """The vectors at `rows` (int64 [n], rising), float32 [n, d]; only the files that hold any are opened."""
         taken = np.empty((len(rows), self.dimension), dtype=np.float32)
-        for first, batch, mapped in self._batches(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
-            low, high = np.searchsorted(rows, [first, first + len(batch)])
-            taken[low:high] = batch[rows[low:high] - first]
-            mapped.madvise(mmap.MADV_DONTNEED)
+        for number in np.flatnonzero(np.diff(np.searchsorted(rows, self._edges))).tolist():
+            for first, batch, mapped in self._batches(number):
+                low, high = np.searchsorted(rows, [first, first + len(batch)])
+                taken[low:high] = batch[rows[low:high] - first]
+                mapped.madvise(mmap.MADV_DONTNEED)
         return taken

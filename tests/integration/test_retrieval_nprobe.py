@@ -73,7 +73,7 @@ def test_its_tasks_reserve_memory(vectors: tuple[str, np.ndarray], tmp_path: Pat
     monkeypatch.setattr(nprobe, "run_tasks", noted)
     made(vectors, tmp_path / "index", "IVF16,SQ8", shards=2)
     needed = {plan_build("IVF16,SQ8", DIMENSION, ROWS, 2).nprobe_bytes}
-    assert reserved == dict.fromkeys(("exact_hits", "held_by_lists", "index_hits"), needed)
+    assert reserved == dict.fromkeys(("taken", "exact_hits", "held_by_lists", "index_hits"), needed)
 
 
 def test_a_search_uses_it_unless_another_is_given(

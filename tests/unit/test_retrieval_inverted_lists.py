@@ -42,8 +42,9 @@ def test_lists_hold_what_a_search_of_so_many_finds(factory: str, tmp_path: Path)
     index = faiss.index_factory(DIMENSION, factory, faiss.METRIC_INNER_PRODUCT)
     index.train(vectors)
     index.add(vectors)
-    sample = Sample(str(tmp_path / "v"), made.fingerprint, np.arange(0, ROWS, 20), 15)
-    answers = others([exact_hits(sample, Shard("", at, at + 200)) for at in range(0, ROWS, 200)], sample)
+    sample = Sample(np.arange(0, ROWS, 20), vectors[::20], 15)
+    shards = [Shard("", at, at + 200) for at in range(0, ROWS, 200)]
+    answers = others([exact_hits(str(tmp_path / "v"), made.fingerprint, sample, shard) for shard in shards], sample)
     scores = vectors[sample.rows].astype(np.float64) @ vectors.T
     scores[np.arange(len(scores)), sample.rows] = -np.inf
     np.testing.assert_array_equal(answers, np.argsort(-scores, axis=1)[:, :15])
@@ -60,7 +61,7 @@ def test_lists_hold_what_a_search_of_so_many_finds(factory: str, tmp_path: Path)
 
 def test_a_passage_is_no_answer_to_itself() -> None:
     """Own row first, among ties, or not there at all: then the last is left out, so that each query has k others."""
-    sample = Sample("", "", np.array([4, 7, 9]), 3)
+    sample = Sample(np.array([4, 7, 9]), np.empty((3, 0), np.float32), 3)
     rows = np.array([[4, 1, 2, 3], [5, 6, 7, 8], [1, 2, 3, 5]])
     scores = np.array([[9, 3, 2, 1], [4, 3, 2, 1], [4, 3, 2, 1]], np.float32)
     assert others([(scores, rows)], sample).tolist() == [[1, 2, 3], [5, 6, 8], [1, 2, 3]]

@@ -1,0 +1,104 @@
+"""What the building of an index fetches from a bucket, and on which machine; the bucket is in memory, and each task runs on a machine of its own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embeddings import write_embeddings
+from obstore.store import MemoryStore
+
+from raydense.retrieval import bm25_build, faiss_build, nprobe
+from raydense.retrieval.settings import IndexSettings
+from raydense.storage import Draft, bucket_place, holds, provenance
+from raydense.storage.bucket_place import BucketPlace
+
+HEAD = "head"
+TEXTS = [f"river w{i % 5} land of the farmers {'farm ' * (i % 3)}" for i in range(60)]
+
+
+@dataclass
+class Machines:
+    """The machines of a cluster, each with a cache; `fetched` has the machine, the task ("" on the head) and the name of each file that one fetched."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+    fetched: list[tuple[str, str, str]] = field(default_factory=list)
+    at: str = HEAD
+    task: str = ""
+    started: int = 0
+
+    def on(self, machine: str) -> None:
+        self.at = machine
+        self.patch.setenv("RAYDENSE_CACHE", str(self.folder / machine))
+        self.patch.setattr("socket.gethostname", lambda: machine)
+
+    def run_tasks(self, stage: str, function: Callable[..., Any], calls: list[tuple[Any, ...]], *_: int, **__: int) -> Iterator[Any]:
+        """Each on a new machine, the last one first."""
+        for call in reversed(calls):
+            given, self.started, self.task, head = pickle.dumps(call), self.started + 1, function.__name__, self.at
+            self.on(f"worker-{self.started}")
+            found = pickle.dumps(function(*pickle.loads(given)))
+            self.on(head)
+            self.task = ""
+            yield pickle.loads(found)
+
+    def download(self, place: BucketPlace, *given: Any) -> None:
+        self.fetched.append((self.at, self.task, place.name))
+        download(place, *given)
+
+    def names(self, machine: str = "", task: str | None = None) -> list[str]:
+        """The files that were fetched on a machine, or in all tasks of a name."""
+        return sorted(name for at, of, name in self.fetched if machine in ("", at) and task in (None, of))
+
+
+download = bucket_place.download
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    store = MemoryStore()
+    monkeypatch.setattr(bucket_place, "client", lambda *_: store)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    made = Machines(tmp_path, monkeypatch)
+    made.on(HEAD)
+    monkeypatch.setattr(bucket_place, "download", made.download)
+    for module in (bm25_build, faiss_build, nprobe):
+        monkeypatch.setattr(module, "run_tasks", made.run_tasks)
+    yield made
+    for held in [holds._HELD.pop(located) for located in list(holds._HELD)]:
+        held.hold.abandon()
+
+
+ROWS, DIMENSION, FILES, SHARDS = 3_000, 16, 30, 3
+
+
+def test_the_vectors_of_a_corpus_are_fetched_by_few_tasks_that_choose_nprobe(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that scan them, and once those that take the queries and their answers; a search of the index needs none."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((60, DIMENSION))[rng.integers(0, 60, ROWS)] + 0.7 * rng.standard_normal((ROWS, DIMENSION))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    monkeypatch.setattr(nprobe, "QUERIES", 8)
+    monkeypatch.setattr(faiss_build, "check_build", lambda *_: None)
+    monkeypatch.setattr(faiss_build, "with_threads", lambda plan, *_: plan)
+    monkeypatch.setattr(faiss_build, "training_threads", lambda *_: 1)
+    monkeypatch.setattr("ray.put", lambda one: one)
+    summaries = []
+    for place in (str(machines.folder), "s3://there"):
+        write_embeddings(f"{place}/vectors", vectors, files=FILES)  # type: ignore[arg-type]
+        given = {"kind": "faiss", "embeddings": f"{place}/vectors", "factory": "IVF20,SQ8", "train_sample": 2_000, "shards": SHARDS}
+        asked = IndexSettings.read({**given, "output": f"{place}/ix"})
+        machines.fetched.clear()
+        summaries.append(faiss_build.build_faiss(Draft.open(asked.output, "index", provenance("index", asked)), asked).summary)
+    assert summaries[0] == summaries[1]
+    of_vectors = [(at, task, name) for at, task, name in machines.fetched if name.startswith("embeddings-")]
+    by_task = {task: [name for _, of, name in of_vectors if of == task] for task in {task for _, task, _ in of_vectors}}
+    assert machines.names(task="index_hits").count("empty.faiss") >= SHARDS, "it was searched"
+    assert set(by_task) == {"_make_empty", "_fill", "exact_hits", "taken"}
+    assert len(by_task["exact_hits"]) == len(by_task["_fill"]) == FILES, "each file once"
+    assert FILES < len(by_task["taken"]) <= FILES + 8, "each file once for the answers, and those that hold the eight queries"
