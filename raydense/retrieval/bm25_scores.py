@@ -7,9 +7,12 @@ score(w, p) = idf(w) tf / (tf + k1 (1 - b + b |p| / mean)) (Lucene's, Kamphuis e
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from itertools import pairwise
 from typing import BinaryIO
 
@@ -24,6 +27,7 @@ from raydense.retrieval.bm25_vocabulary import VOCABULARY
 from raydense.storage import Draft
 
 PAIRS = 8 * 2**20  # of a word and a passage, that a range of words may have
+_OPEN = 512  # files that a worker process has open besides
 Floats = NDArray[np.float32]
 Longs = NDArray[np.int64]
 
@@ -49,36 +53,47 @@ class Weighting:
 
 
 class _Counts:
-    """The files of a part, read in slices: mapped ones would count as memory of the process."""
+    """The files of a part, read in slices: mapped ones would count as memory of the process.
 
-    def __init__(self, draft: Draft, part: Part) -> None:
+    They stay open meanwhile, which takes minutes: the cache of a bucket may delete them.
+    """
+
+    def __init__(self, draft: Draft, part: Part, files: ExitStack) -> None:
         self.part = part
-        self._counts, self._ids = (draft.kept_whole(name) for name in (part.counts, part.ids))
-        self._words = self._ids.stat().st_size // 4
-        self._pairs = (self._counts.stat().st_size // 4 - part.rows - self._words) // 2
+        self._counts = files.enter_context(FileIO(draft.kept_whole(part.counts)))
+        self._ids = files.enter_context(FileIO(draft.kept_whole(part.ids)))
+        self._words = _numbers(self._ids)
+        self._pairs = (_numbers(self._counts) - part.rows - self._words) // 2
 
     def lengths(self) -> Ints:
-        return np.fromfile(self._counts, np.int32, self.part.rows)
+        return _read(self._counts, 0, self.part.rows)
 
     def words(self, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
         """The position of each word in the vocabulary, rising, and the number of its passages."""
         count = (self._words if stop is None else stop) - start
-        return np.fromfile(self._ids, np.int32, count, offset=4 * start), self._slice(self.part.rows + start, count)
+        return _read(self._ids, start, count), _read(self._counts, self.part.rows + start, count)
 
     def pairs(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """The passages of the pairs start..stop-1, and how often each has the word."""
         first = self.part.rows + self._words + start
-        return self._slice(first, stop - start), self._slice(first + self._pairs, stop - start)
+        return _read(self._counts, first, stop - start), _read(self._counts, first + self._pairs, stop - start)
 
-    def _slice(self, first: int, count: int) -> Ints:
-        return np.fromfile(self._counts, np.int32, count, offset=4 * first)
+
+def _numbers(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size // 4
+
+
+def _read(file: FileIO, first: int, count: int) -> Ints:
+    """`count` numbers from the one at `first` on."""
+    file.seek(4 * first)
+    return np.fromfile(file, np.int32, count)
 
 
 def score(draft: Draft, parts: list[Part], shard: int, weighting: Weighting) -> int:
     """Commit a shard's arrays; returns its number of passages."""
-    writer = _ShardWriter(draft, parts, weighting)
     rows = sum(part.rows for part in parts)
-    with draft.aside() as aside:
+    with draft.aside() as aside, ExitStack() as files:
+        writer = _ShardWriter(draft, parts, weighting, files)
         with open(aside / PARTS[0], "wb") as scores, open(aside / PARTS[1], "wb") as passages:
             writer.write(scores, passages)
         np.save(aside / f"{PARTS[2]}.npy", writer.starts)
@@ -88,12 +103,21 @@ def score(draft: Draft, parts: list[Part], shard: int, weighting: Weighting) -> 
     return rows
 
 
+def _let_open(files: int) -> None:
+    """Let this process open so many files more: `ray start` leaves the limit at that of its shell, 1,024 as a rule."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files + _OPEN
+    if resource.RLIM_INFINITY != soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
+
+
 class _ShardWriter:
     """Writes the pairs of a shard in the order of words, then passages; holds PAIRS of them, and a few numbers of each word and passage."""
 
-    def __init__(self, draft: Draft, parts: list[Part], weighting: Weighting) -> None:
+    def __init__(self, draft: Draft, parts: list[Part], weighting: Weighting, files: ExitStack) -> None:
         self._weighting = weighting
-        self._counts = [_Counts(draft, part) for part in parts]
+        _let_open(2 * len(parts))
+        self._counts = [_Counts(draft, part, files) for part in parts]
         self._lengths = np.concatenate([counts.lengths() for counts in self._counts])
         self._idf = pa.ipc.open_file(pa.memory_map(str(draft.read(VOCABULARY)))).read_all()["idf"].to_numpy()
         df = np.zeros(len(self._idf), np.int64)

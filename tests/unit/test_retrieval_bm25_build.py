@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -103,6 +104,24 @@ def test_files_do_not_depend_on_the_budgets(
         assert score(draft, mine, shard, Weighting(lengths / len(texts), 0.9, 0.4)) == stop - start
     expected = expected_files(texts, ranges, 0.9, 0.4)
     assert {name: draft.read(name).read_bytes() for name in draft.committed()} == expected
+
+
+def test_a_shard_of_more_parts_than_a_process_may_open_files_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell allows 1,024, and `ray start` leaves that to the tasks."""
+    texts = [f"river w{i % 7} land" for i in range(150)]
+    monkeypatch.setattr(bm25_counts, "PART_BYTES", 1)
+    store = corpus_of(tmp_path / "corpus", texts)
+    draft = Draft.open(tmp_path / "index", "index", {"inputs": {"corpus": store.fingerprint}})
+    parts = parts_of(store, None, [(0, 150)])
+    for part in parts:
+        count(draft, Inputs(str(tmp_path / "corpus"), None, {"corpus": store.fingerprint}), WORDS, part)
+    merge_vocabularies(draft, parts, 150)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert score(draft, parts, 0, Weighting(3.0, 0.9, 0.4)) == len(parts) == 150
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @given(st.lists(st.integers(0, 30), max_size=30), st.integers(1, 40))

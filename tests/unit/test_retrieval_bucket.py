@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embeddings import write_embeddings
+from embeddings import write_corpus, write_embeddings
 from obstore.store import MemoryStore
 
-from raydense.retrieval import bm25_build, faiss_build, nprobe
+from raydense.retrieval import bm25_build, bm25_counts, bm25_scores, faiss_build, nprobe
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage import Draft, bucket_place, holds, provenance
+from raydense.storage import Artifact, Draft, bucket_place, cache, holds, provenance
 from raydense.storage.bucket_place import BucketPlace
 
 HEAD = "head"
@@ -73,6 +74,44 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     yield made
     for held in [holds._HELD.pop(located) for located in list(holds._HELD)]:
         held.hold.abandon()
+
+
+def bm25_settings(corpus: Path, output: str) -> IndexSettings:
+    return IndexSettings(kind="bm25", corpus=str(corpus), shards=2, output=output)
+
+
+def built(settings: IndexSettings) -> Artifact:
+    return bm25_build.build_bm25(Draft.open(settings.output, "index", provenance("index", settings)), settings)
+
+
+def digests(index: Artifact) -> dict[str, str]:
+    return {file.path: file.sha256 for file in index.files}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of several parts in each shard."""
+    monkeypatch.setattr(bm25_counts, "PART_BYTES", 500)
+    write_corpus(tmp_path / "corpus", TEXTS)
+    return tmp_path / "corpus"
+
+
+def test_counts_that_the_cache_deletes_are_read_to_their_end(machines: Machines, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard is read for longer than a file stays in a full cache."""
+    local = built(bm25_settings(corpus, str(corpus.parent / "local")))
+    ranges, deleted = bm25_scores.word_ranges, []
+
+    def late(starts: bm25_scores.Longs) -> bm25_scores.Longs:
+        """Between the first reading of the files and the next ones."""
+        deleted.append(machines.at)
+        shutil.rmtree(cache.cache() / "files")
+        return ranges(starts)
+
+    monkeypatch.setattr(bm25_scores, "word_ranges", late)
+    made = built(bm25_settings(corpus, "s3://there/index"))
+    assert len(deleted) == 2
+    assert all(at.startswith("worker-") for at in deleted)
+    assert digests(made) == digests(local)
 
 
 ROWS, DIMENSION, FILES, SHARDS = 3_000, 16, 30, 3
