@@ -7,12 +7,11 @@ then those of the whole corpus (`bm25_vocabulary`); pass 2 writes the scores of 
 from __future__ import annotations
 
 import shutil
-
-import numpy as np
+from functools import partial
 
 from raydense.errors import InputError
 from raydense.inference.arrivals import arriving
-from raydense.retrieval.bm25_counts import PART_BYTES, Inputs, Part, count, parts_of, sampled_pairs
+from raydense.retrieval.bm25_counts import PART_BYTES, Inputs, Part, count, parts_of, sampled_pairs, words_of
 from raydense.retrieval.bm25_scores import PAIRS, Weighting, score, shard_file
 from raydense.retrieval.bm25_shard import PARTS
 from raydense.retrieval.bm25_vocabulary import VOCABULARY, merge_vocabularies
@@ -20,8 +19,10 @@ from raydense.retrieval.settings import IndexSettings
 from raydense.retrieval.word_rules import RULES
 from raydense.retrieval.words import Words
 from raydense.runtime.progress import Progress, say, size
+from raydense.runtime.session import joins_cluster
 from raydense.runtime.tasks import run_tasks, shard_ranges
 from raydense.storage import Artifact, Draft
+from raydense.storage.place import together
 
 _PROCESS = 320 * 2**20  # bytes of a worker process before it reads anything
 _KEPT, _INDEX = 10.5, 8  # bytes on disk of a pair of a word and a passage: in the work folder, and in the index
@@ -45,7 +46,8 @@ def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     parts = parts_of(store, generated, ranges)
     pairs = sampled_pairs(store, generated, words)
     check_disk(draft, pairs)
-    uncounted = [part for part in parts if draft.kept(part.words) is None or draft.kept(part.counts) is None]
+    lacking = draft.lacks(name for part in parts for name in (part.words, part.counts))
+    uncounted = [part for part in parts if not lacking.isdisjoint((part.words, part.counts))]
     with Progress("index: words", len(store), "passages", len(store) - sum(part.rows for part in uncounted)) as progress:
         calls = [(draft, inputs, words, part) for part in uncounted]
         text = PART_BYTES if generated else sum(file.bytes for file in store.artifact.files)
@@ -69,9 +71,9 @@ def _refuse_other_rules(draft: Draft) -> None:
 
 def _score_shards(draft: Draft, settings: IndexSettings, parts: list[Part], ranges: list[tuple[int, int]], pairs: int) -> None:
     rows, there = ranges[-1][1], draft.committed()
-    lengths = (np.fromfile(draft.kept_whole(part.counts), np.int32, part.rows) for part in parts)
-    weighting = Weighting(sum(int(each.sum(dtype=np.int64)) for each in lengths) / rows, settings.bm25.k1, settings.bm25.b)
     missing = [(i, *shard) for i, shard in enumerate(ranges) if shard_file(i, PARTS[-1]) not in there]
+    mean = sum(together(partial(words_of, draft), parts)) / rows if missing else 0.0
+    weighting = Weighting(mean, settings.bm25.k1, settings.bm25.b)
     calls = [(draft, [part for part in parts if start <= part.start < stop], i, weighting) for i, start, stop in missing]
     memory = _scoring_memory(pairs, max((stop - start for _, start, stop in missing), default=0), there[VOCABULARY].rows)
     with Progress("index: scores", rows, "passages", rows - sum(stop - start for _, start, stop in missing)) as progress:
@@ -91,6 +93,8 @@ def _scoring_memory(pairs: int, rows: int, words: int) -> int:
 
 def check_disk(draft: Draft, pairs: int) -> None:
     """InputError if an index of about `pairs` pairs of a word and a passage, and what is kept until it is finished, do not fit on the disk."""
+    if draft.place.durable and joins_cluster():
+        return  # other machines count and score, and none keeps all of it
     temporary, index = int(_KEPT * pairs), _INDEX * pairs
     there = sum(file.stat().st_size for file in draft.folder.rglob("*") if file.is_file())
     free = shutil.disk_usage(draft.folder).free

@@ -134,6 +134,11 @@ def count(draft: Draft, inputs: Inputs, words: Words, part: Part) -> int:
     return part.rows
 
 
+def words_of(draft: Draft, part: Part) -> int:
+    """The length of all passages of a part, which its counts begin with: the rest of that file is for those that score."""
+    return int(np.frombuffer(draft.kept_head(part.counts, 4 * part.rows), np.int32).sum(dtype=np.int64))
+
+
 @lru_cache(maxsize=1)
 def _vocabulary(words: Words) -> Vocabulary:
     return words.vocabulary()

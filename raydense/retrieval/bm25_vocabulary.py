@@ -26,7 +26,8 @@ def merge_vocabularies(draft: Draft, parts: list[Part], rows: int) -> None:
         idf = np.array([math.log(1 + (rows - n + 0.5) / (n + 0.5)) for n in df.tolist()], dtype=np.float32)[where]
         table = pa.table({"word": merged["word"], "idf": pa.array(idf, pa.float32())})
         draft.commit(VOCABULARY, lambda path: write_arrow(path, table), table.num_rows, rules=RULES)
-    missing = [part for part in parts if draft.kept(part.ids) is None]
+    lacking = draft.lacks(part.ids for part in parts)
+    missing = [part for part in parts if part.ids in lacking]
     if not missing:
         return
     vocabulary = pa.ipc.open_file(pa.memory_map(str(draft.read(VOCABULARY)))).read_all()["word"].combine_chunks()

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -258,8 +258,28 @@ class Draft:
         """As `kept`; InputError where the file is not there or damaged."""
         path = self.kept(name)
         if path is None:
-            raise InputError("is gone or damaged since it was written", self.work / name, "run the same command again")
+            raise self._gone(name)
         return path
+
+    def kept_head(self, name: str, size: int) -> bytes:
+        """The first `size` bytes of what `keep` wrote on any machine: of a bucket without the rest. InputError as `kept_whole`."""
+        if not self.place.durable:
+            with open(self.kept_whole(name), "rb") as stream:
+                return stream.read(size)
+        try:
+            found = (self.place / WORK / name).head(size)
+        except FileNotFoundError:
+            found = b""
+        if len(found) < size:
+            raise self._gone(name)
+        return found
+
+    def lacks(self, names: Iterable[str]) -> set[str]:
+        """Those of these names that `kept` would not find on another machine; of a bucket, which protects its bytes, none is fetched for that."""
+        if not self.place.durable:
+            return {name for name in names if self.kept(name) is None}
+        there = (self.place / WORK).files().keys()
+        return {name for name in names if not {name, f"{name}.sha256"} <= there}
 
     def has_kept(self, name: str) -> bool:
         """Whether `kept` may find this file here: it was written and is there; what it holds is not read."""
@@ -277,6 +297,9 @@ class Draft:
             except FileExistsError:
                 return (self.shared / name).read_text() or text
         return text
+
+    def _gone(self, name: str) -> InputError:
+        return InputError("is gone or damaged since it was written", self.place / WORK / name, "run the same command again")
 
     def _kept_record(self, name: str) -> Place:
         return self.place / WORK / f"{name}.sha256"

@@ -14,9 +14,10 @@ import pytest
 from embeddings import write_corpus, write_embeddings
 from obstore.store import MemoryStore
 
+from raydense.errors import InputError
 from raydense.retrieval import bm25_build, bm25_counts, bm25_scores, faiss_build, nprobe
 from raydense.retrieval.settings import IndexSettings
-from raydense.storage import Artifact, Draft, bucket_place, cache, holds, provenance
+from raydense.storage import Artifact, Draft, Place, bucket_place, cache, holds, provenance
 from raydense.storage.bucket_place import BucketPlace
 
 HEAD = "head"
@@ -112,6 +113,55 @@ def test_counts_that_the_cache_deletes_are_read_to_their_end(machines: Machines,
     assert len(deleted) == 2
     assert all(at.startswith("worker-") for at in deleted)
     assert digests(made) == digests(local)
+
+
+def test_the_counts_of_all_words_stay_away_from_the_head(machines: Machines, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are larger than the index; of the head's disk nothing is asked either, and another head that goes on fetches none."""
+    local = built(bm25_settings(corpus, str(corpus.parent / "local")))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, 0))  # type: ignore[attr-defined]
+    scored = bm25_build._score_shards
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bm25_build, "_score_shards", killed)
+    with pytest.raises(KeyboardInterrupt):
+        built(bm25_settings(corpus, "s3://there/index"))
+    Place.of("s3://there/index/.work/writer.json").delete()  # as a minute later
+    monkeypatch.setattr(bm25_build, "_score_shards", scored)
+    machines.on("another-head")
+    made = built(bm25_settings(corpus, "s3://there/index"))
+    assert digests(made) == digests(local)
+    assert {task for _, task, name in machines.fetched if name.startswith(("counts", "ids"))} == {"score"}
+    assert not [name for name in machines.names("another-head") if name.startswith("words")], "its vocabulary was committed"
+
+
+@pytest.mark.parametrize("gone", ["counts", "words", "ids"])
+def test_what_a_bucket_lost_of_pass_1_is_made_again(machines: Machines, corpus: Path, monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+    local = built(bm25_settings(corpus, str(corpus.parent / "local")))
+    scored = bm25_build._score_shards
+    monkeypatch.setattr(bm25_build, "_score_shards", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        built(bm25_settings(corpus, "s3://there/index"))
+    monkeypatch.setattr(bm25_build, "_score_shards", scored)
+    work = Place.of("s3://there/index/.work")
+    lost = [name for name in work.files() if name.startswith(gone) and not name.endswith(".sha256")]
+    (work / lost[0]).delete()
+    assert digests(built(bm25_settings(corpus, "s3://there/index"))) == digests(local)
+
+
+def test_a_part_that_is_lost_while_it_is_scored_is_one_line(machines: Machines, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = bm25_build._score_shards
+
+    def late(draft: Draft, *given: Any) -> None:
+        (draft.place / ".work" / given[1][0].counts).delete()
+        scored(draft, *given)
+
+    monkeypatch.setattr(bm25_build, "_score_shards", late)
+    with pytest.raises(
+        InputError, match=r"s3://there/index/\.work/counts.* is gone or damaged since it was written; run the same command again"
+    ):
+        built(bm25_settings(corpus, "s3://there/index"))
 
 
 ROWS, DIMENSION, FILES, SHARDS = 3_000, 16, 30, 3
