@@ -15,12 +15,12 @@ from typing import Any
 
 import ray
 
-from raydense.retrieval.nodes import shard_nodes
+from raydense.retrieval.nodes import nodes_apart, shard_nodes
 from raydense.retrieval.placement import Slot, next_move
 from raydense.retrieval.replicas import CHECK_S, Replica, Replicas, check, end, kill_named, named_actor, parsed, retire, start_replica
 from raydense.retrieval.shard_actor import NAMESPACE, PoolPlan, lifetime
 from raydense.retrieval.versions import Table
-from raydense.runtime.ray_internals import adds_nodes, kv_delete, kv_get, kv_put
+from raydense.runtime.ray_internals import free_by_node, kv_delete, kv_get, kv_put
 
 _RETRY_S = 30.0  # before an actor that could not start is started again
 _MOVE_S = 120.0  # in which a replica must load on another node
@@ -157,7 +157,7 @@ class PoolController:
             slot, start = parsed(name)
             actor = named_actor(name) if name.startswith(f"{self._label(current)}/") and slot not in found else None
             if actor is not None:
-                found[slot] = Replica(actor, name, start)
+                found[slot] = Replica(actor, name, start, tied=True)  # perhaps
             else:
                 kill_named(name)
         return found | {slot: self._start(current, slot, 0) for slot in current.slots if slot not in found}
@@ -235,10 +235,16 @@ class PoolController:
         return min([time.monotonic() - self._active, *idle])
 
     def _replace_dead(self) -> None:
-        """Replace actors that Ray does not restart: one that was killed for good, or whose start failed a while ago."""
+        """Replace actors that Ray does not restart: one that was killed for good, or whose start failed a while ago.
+
+        And one whose own node is lost: Ray waits until others have memory for it, and adds no node.
+        """
         current, replicas = self.serving
         for slot, replica in list(replicas.items()):
-            if replica.state == "dead" and (not replica.fault or time.monotonic() - replica.since > _RETRY_S):
+            stranded = replica.tied and replica.state == "away" and not _is_up(replica.health.get("node"))
+            if stranded:
+                end([replica])
+            if stranded or (replica.state == "dead" and (not replica.fault or time.monotonic() - replica.since > _RETRY_S)):
                 new = self._start(current, slot, replica.start + 1)
                 new.fault = replica.fault
                 self._put(slot, new)
@@ -248,7 +254,11 @@ class PoolController:
         current, replicas = self.serving
         if time.monotonic() < self._no_move_before or any(replica.state != "ready" for replica in replicas.values()):
             return
-        move = next_move({slot: replica.health["node"] for slot, replica in replicas.items()}, _targets(current.plan.gpu))
+        placed = {slot: replica.health["node"] for slot, replica in replicas.items()}
+        apart = nodes_apart(current.plan.gpu)
+        targets = [node["NodeID"] for node in apart or shard_nodes(current.plan.gpu)]
+        leave = set(placed.values()) - set(targets) if apart and current.plan.detached else set()
+        move = next_move(placed, _with_room(targets, max(current.actor_bytes)), leave)
         if move is None:
             return
         slot, node = move
@@ -270,15 +280,14 @@ class PoolController:
         self.serving = current, {**replicas, slot: new}
 
 
-def _targets(gpu: bool) -> list[str]:
-    """The nodes that a replica may move to.
+def _is_up(node: str | None) -> bool:
+    return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
 
-    On a cluster that grows, for a pool without GPUs: not those with GPUs, which other work asked for and an actor would keep up, if there are others.
-    """
-    nodes = shard_nodes(gpu)
-    without = [node for node in nodes if not node["Resources"].get("GPU", 0)]
-    apart = bool(without) and not gpu and bool(adds_nodes())
-    return [node["NodeID"] for node in (without if apart else nodes)]
+
+def _with_room(nodes: list[str], memory: int) -> list[str]:
+    """The nodes that have so much unreserved: an actor that is started for another would wait for it."""
+    free = free_by_node()
+    return [node for node in nodes if free.get(node, {}).get("memory", 0) >= memory]
 
 
 def controller_name(name: str) -> str:

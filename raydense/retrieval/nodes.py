@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from ray.exceptions import RpcError
 
 from raydense.retrieval.gpu import share
+from raydense.runtime.ray_internals import adds_nodes
 
 _SLIVER = 0.001
 
@@ -14,6 +16,23 @@ _SLIVER = 0.001
 def shard_nodes(gpu: bool) -> list[dict[str, Any]]:
     """The nodes that take shard actors, as Ray lists them."""
     return [node for node in ray.nodes() if _takes(node, gpu)]
+
+
+def nodes_apart(gpu: bool) -> list[dict[str, Any]]:
+    """The nodes without GPUs, if a pool without GPUs is to keep to these; else none.
+
+    So on a cluster that grows and has both: an actor keeps its node up, one with GPUs, too, which were added for other work.
+    """
+    nodes = [] if gpu else shard_nodes(False)
+    without = [node for node in nodes if not node["Resources"].get("GPU", 0)]
+    return without if len(without) < len(nodes) and _grows() else []
+
+
+def _grows() -> bool:
+    try:
+        return bool(adds_nodes())
+    except RpcError:  # a busy cluster: the next look may succeed
+        return False
 
 
 def _takes(node: dict[str, Any], gpu: bool) -> bool:

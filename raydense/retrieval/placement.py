@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 Slot = tuple[int, int]  # shard, replica
 
 
-def next_move(placed: dict[Slot, str], nodes: list[str]) -> tuple[Slot, str] | None:
+def next_move(placed: dict[Slot, str], nodes: list[str], leave: Collection[str] = ()) -> tuple[Slot, str] | None:
     """The replica to move next, as (shard, replica), and the node to move it to; None if the spread is right.
 
-    `placed` is the node of each replica, `nodes` those that accept one. The numbers of actors per node should differ by at most one; and two replicas of
-    a shard should not share a node while a node with fewer actors has none of it. Each move comes closer to this, so moves end.
+    `placed` is the node of each replica, `nodes` those that accept one, `leave` those that none stays on, whatever the numbers.
+    The numbers of actors per node should differ by at most one; and two replicas of a shard should not share a node while a node
+    with fewer actors has none of it. Each move comes closer to this, so moves end.
     """
     if not nodes:
         return None
@@ -19,6 +21,8 @@ def next_move(placed: dict[Slot, str], nodes: list[str]) -> tuple[Slot, str] | N
     emptiest = min(nodes, key=lambda node: (load[node], node))
     fullest = max(load, key=lambda node: (load[node], node), default=emptiest)
     held = {(shard, node) for (shard, _), node in placed.items()}
+    if leaving := sorted(slot for slot, node in placed.items() if node in leave):  # one node after another
+        return min(leaving, key=lambda slot: (load[placed[slot]], placed[slot], (slot[0], emptiest) in held, slot)), emptiest
     if load[fullest] - load[emptiest] >= 2:
         there = sorted(slot for slot, node in placed.items() if node == fullest)
         return min(there, key=lambda slot: ((slot[0], emptiest) in held, slot)), emptiest

@@ -30,7 +30,7 @@ from raydense.retrieval.kind import kind_of
 from raydense.retrieval.memory import MemoryPlan, announce, plan_memory
 from raydense.retrieval.merge import Hits, no_hits
 from raydense.retrieval.named import asked, check_name, close_pool, pool_status, versions_of
-from raydense.retrieval.nodes import shard_nodes
+from raydense.retrieval.nodes import nodes_apart, shard_nodes
 from raydense.retrieval.shard_actor import PoolPlan, start_actor
 from raydense.retrieval.versions import Queries, Table, Version, Versions, check_k
 from raydense.runtime.progress import say
@@ -80,9 +80,8 @@ class SearchPool:
             check_gpu(artifact, search_params)
         memory = plan_memory(artifact, replicas)
         sharing = plan_gpus(artifact, replicas) if gpu else 1
-        plan = PoolPlan(
-            artifact.located, artifact.fingerprint, replicas, threads, gpu, search_params, neighbours=1, sharing=sharing, detached=detached
-        )
+        where = artifact.located, artifact.fingerprint
+        plan = PoolPlan(*where, replicas, threads, gpu, search_params, neighbours=1, sharing=sharing, detached=bool(name) and detached)
         plan, fits = _fitting(artifact, memory, plan)
         if name:
             return cls._start_named(name, plan, memory.actor_bytes, idle_timeout, fits)
@@ -266,7 +265,9 @@ def _fitting(index: Artifact, memory: MemoryPlan, plan: PoolPlan, staying: Seque
             raise
         say("search: that is more than the present nodes have free: waiting for others")
         return replace(plan, neighbours=max(1, min(actors, max(nodes.values(), default=0) // max(memory.actor_bytes)))), False
-    return replace(plan, neighbours=-(-actors // len(nodes))), True
+    apart = nodes_apart(plan.gpu) if plan.detached else []
+    shared = [size for size in _memory_of(apart).values() if size >= max(memory.actor_bytes)] or list(nodes.values())
+    return replace(plan, neighbours=min(-(-actors // len(shared)), max(shared) // min(memory.actor_bytes))), True
 
 
 def _memory_of(nodes: Iterable[dict[str, Any]]) -> dict[str, int]:

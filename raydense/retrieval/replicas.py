@@ -22,7 +22,10 @@ _QUIET_S, _DRAIN_S = 2.0, 30.0  # retired actors end after this time without a c
 
 @dataclass
 class Replica:
-    """One shard actor: loading, ready, away (Ray restarts it) or dead; `fault` is why it could not start."""
+    """One shard actor: loading, ready, away (Ray restarts it) or dead; `fault` is why it could not start.
+
+    It may be `tied` to the node that it was started for; without that, Ray's autoscaler hears of it where it waits for memory.
+    """
 
     actor: Any
     name: str
@@ -32,6 +35,7 @@ class Replica:
     fault: str = ""
     check: Any = None  # the call of `health` in progress
     since: float = field(default_factory=time.monotonic)
+    tied: bool = False
 
     def update(self) -> None:
         """Record the result of the finished check."""
@@ -52,7 +56,7 @@ Replicas = dict[Slot, Replica]
 def start_replica(plan: PoolPlan, label: str, slot: Slot, memory: int, start: int, node: str = "") -> Replica:
     """Start the actor of a slot as LABEL/SHARD/REPLICA/START/ID, a name that no actor had before."""
     name = f"{label}/{slot[0]}/{slot[1]}/{start}/{uuid.uuid4().hex[:8]}"
-    return Replica(start_actor(plan, slot[0], memory, name, node), name, start)
+    return Replica(start_actor(plan, slot[0], memory, name, node), name, start, tied=bool(node))
 
 
 def parsed(name: str) -> tuple[Slot, int]:

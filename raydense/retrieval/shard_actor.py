@@ -18,7 +18,7 @@ from raydense.retrieval.batching import Batching
 from raydense.retrieval.gpu import is_half, temporary_bytes
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.merge import Hits
-from raydense.retrieval.nodes import claims
+from raydense.retrieval.nodes import claims, nodes_apart
 from raydense.runtime.metrics import show, time_taken
 from raydense.runtime.session import physical_cpus
 from raydense.storage import Artifact
@@ -131,7 +131,7 @@ def lifetime(plan: PoolPlan) -> dict[str, str]:
 
 
 def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: str = "") -> Any:
-    """Start the actor of a shard: by `name`, detached if the plan is, where one is given; on `node` if one is given and has memory, else spread.
+    """Start the actor of a shard: by `name`, detached if the plan is, where one is given; on `node` if one is given.
 
     Ray tries a call once: its caller tries another actor, which is faster than waiting for a restart.
     """
@@ -139,9 +139,17 @@ def start_actor(plan: PoolPlan, shard: int, memory: int, name: str = "", node: s
         **claims(plan.gpu, ray.nodes(), plan.sharing),
         "memory": memory,
         "max_restarts": -1,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True) if node else "SPREAD",
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True) if node else _placing(plan),
         "concurrency_groups": _GROUPS,
     }
     if name:
         options |= {"name": name, "namespace": NAMESPACE, **lifetime(plan)}
     return ray.remote(**options)(ShardActor).remote(plan, shard)
+
+
+def _placing(plan: PoolPlan) -> str:
+    """Ray's strategy for an actor: over all nodes, or its default, by which it takes none with GPUs while others have room.
+
+    No node by its id: while such an actor waits for memory, Ray asks its autoscaler for no node.
+    """
+    return "DEFAULT" if plan.detached and nodes_apart(plan.gpu) else "SPREAD"

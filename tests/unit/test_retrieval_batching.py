@@ -120,6 +120,34 @@ def test_where_replicas_go_when_nodes_come(placed, nodes, move) -> None:
     assert next_move(placed, nodes) == move
 
 
+@pytest.mark.parametrize(
+    ("placed", "nodes", "move"),
+    [
+        ({(0, 0): "gpu", (1, 0): "a"}, ["a"], ((0, 0), "a")),  # whatever the numbers
+        ({(0, 0): "gpu", (1, 0): "gpu", (2, 0): "v100", (3, 0): "a"}, ["a", "b"], ((2, 0), "b")),  # the node that is left soonest
+        ({(0, 0): "gpu", (1, 0): "gpu", (0, 1): "a", (2, 0): "b"}, ["a", "b"], ((1, 0), "a")),  # replicas of a shard apart
+        ({(0, 0): "gpu", (1, 0): "a", (2, 0): "a"}, ["a", "b"], ((0, 0), "b")),
+        ({(0, 0): "a", (1, 0): "a"}, ["a", "b"], ((0, 0), "b")),
+        ({(0, 0): "gpu"}, [], None),
+    ],
+)
+def test_replicas_leave_nodes_that_they_would_keep_up(placed, nodes, move) -> None:
+    assert next_move(placed, nodes, {"gpu", "v100"}) == move
+
+
+def test_a_pool_on_nodes_with_gpus_goes_to_the_nodes_without() -> None:
+    """Thirty-one actors that were spread over ten nodes with GPUs and four without."""
+    gpus, without = [f"gpu{i}" for i in range(10)], [f"cpu{i}" for i in range(4)]
+    placed = {(shard, 0): [*gpus, *without][shard % 14] for shard in range(31)}
+    moves = 0
+    while (move := next_move(placed, without, set(gpus))) is not None:
+        placed[move[0]] = move[1]
+        moves += 1
+    load = [list(placed.values()).count(node) for node in without]
+    assert (sum(load), max(load) - min(load)) == (31, 1)
+    assert moves == 23, "none moves twice"
+
+
 def test_moves_end_with_actors_spread_and_replicas_apart() -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
