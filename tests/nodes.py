@@ -106,8 +106,9 @@ class Node:
 class Nodes:
     """The cluster: a head without CPUs, where drivers run, and nodes."""
 
-    def __init__(self, folder: Path, cpus: int, **environment: str) -> None:
-        self.folder, self.cpus, self.mark = folder, cpus, secrets.token_hex(16)
+    def __init__(self, folder: Path, cpus: int, gpus: int = 0, **environment: str) -> None:
+        """Its nodes have so many GPUs as Ray counts them, which no work of a test computes on."""
+        self.folder, self.cpus, self.gpus, self.mark = folder, cpus, gpus, secrets.token_hex(16)
         kept = {key: value for key, value in cold_environment().items() if not key.startswith("RAY_")}
         access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # for a busy machine: nothing is started that has no work, and workers are as important as what they work for
@@ -129,7 +130,8 @@ class Nodes:
 
     def begin(self, own: Path | None = None) -> Node:
         """A new node, which joins by itself; its files lie in a folder of its own."""
-        return Node(self, f"node-{self._number()}", [f"--address={self.address}", f"--num-cpus={self.cpus}"], own)
+        words = [f"--address={self.address}", f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}"]
+        return Node(self, f"node-{self._number()}", words, own)
 
     def add(self, own: Path | None = None) -> Node:
         """A new node, once it has joined."""
@@ -152,9 +154,9 @@ class Nodes:
 
 
 @contextmanager
-def several_nodes(folder: Path, nodes: int, cpus: int = 2, **environment: str) -> Iterator[Nodes]:
+def several_nodes(folder: Path, nodes: int, cpus: int = 2, gpus: int = 0, **environment: str) -> Iterator[Nodes]:
     """A cluster with so many nodes in addition to its head, Ray's settings from `environment`; `folder` has a short path, for the sockets."""
-    cluster = Nodes(folder, cpus, **environment)
+    cluster = Nodes(folder, cpus, gpus, **environment)
     try:
         for _ in range(nodes):
             cluster.add()

@@ -57,7 +57,8 @@ class Layout:
         gpus = spread.gpus_per_actor if spread.gpus_per_actor >= 0 else float(has_gpus)
         if not nodes and not (joined and autoscales()):
             raise no_such_kind(spread.accelerator, ray.nodes())
-        if (lacking := lack(alive, gpus, spread.cpus_per_actor)) and not (joined and autoscales()):
+        everywhere = [node["Resources"] for node in nodes_of("", ray.nodes())]
+        if (lacking := lack(alive, gpus, spread.cpus_per_actor) or lack_to_tokenise(everywhere)) and not (joined and autoscales()):
             raise lacking
         fit = capacity(alive, gpus, spread.cpus_per_actor)
         free = capacity([unreserved.get(node, {}) for node in ids], gpus, spread.cpus_per_actor)
@@ -107,3 +108,12 @@ def lack(nodes: list[dict[str, float]], gpus: float, cpus: float) -> InputError 
     return InputError(
         f"an actor is to have {claimed:g} {kind}s, {what}", f"{kind.lower()}s_per_actor", "give less, or nodes that have them"
     )
+
+
+def lack_to_tokenise(nodes: list[dict[str, float]]) -> InputError | None:
+    """The error if no node with these resources has the CPUs that a tokenise task claims, as where all have GPUs alone."""
+    most = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+    if most >= TOKENISE_CPUS:
+        return None
+    what = f"a task that tokenises is to have {TOKENISE_CPUS:g} CPUs, and of {len(nodes)} nodes none has more than {most:g}"
+    return InputError(what, fix="start Ray on one of them with --num-cpus")

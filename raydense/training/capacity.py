@@ -10,7 +10,8 @@ from raydense.runtime.session import autoscales, ensure_ray, joins_cluster
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.settings import refresh_of
 
-_REFRESH_CPUS = 1.5  # for the refresh: an actor that encodes, and a task that tokenises for it
+_TOKENISE_CPUS = 0.5  # for the refresh: a task that tokenises
+_REFRESH_CPUS = 1.0 + _TOKENISE_CPUS  # and an actor that encodes, where it has no GPU: with one it claims no CPU
 _COMES_BACK_S = 60.0  # time for a lost node of a fixed cluster to return, for example after a restart of its machine
 
 
@@ -68,7 +69,8 @@ def lack(settings: LoopSettings, gpu: bool, nodes: list[dict[str, float]]) -> In
     refresh = refresh_of(settings)
     concurrent = refresh is not None and refresh.mode == "async"
     for name, amount in each.items():
-        there, more = sum(node.get(name, 0.0) for node in nodes), {"CPU": _REFRESH_CPUS, "GPU": 1.0}[name]
+        there = sum(node.get(name, 0.0) for node in nodes)
+        more = {"CPU": _TOKENISE_CPUS if gpu else _REFRESH_CPUS, "GPU": 1.0}[name]
         if workers * _units(amount) + _units(more) * concurrent > _units(there):
             finds = f", and {more:g} for what finds negatives meanwhile," if concurrent else ""
             less = "--cpus-per-worker less" if name == "CPU" else "--gpus-per-worker 0"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from nodes import several_nodes
 from ray import cloudpickle
 
 from raydense.errors import InputError, fixable
@@ -77,3 +79,30 @@ def test_an_actor_that_is_killed_each_time_ends_the_stage_with_a_line(
         list(run("encode", spread, [{"part": part} for part in range(2)], passes, Ends))
     assert fixable(caught.value) == (2, str(caught.value))
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+ON_GPUS = """
+from raydense.inference.pipeline import run
+from raydense.inference.settings import EncodeSettings
+
+class Computes:
+    def __init__(self, layout):
+        pass
+
+    def __call__(self, table):
+        return table
+
+def tokenise(table):
+    return table
+
+spread = EncodeSettings(model="m", corpus="c", output="o")
+print(sorted(record["part"] for record in run("encode", spread, [{"part": part} for part in range(4)], tokenise, Computes)))
+"""
+
+
+def test_actors_on_gpus_leave_the_cpus_to_the_tokenise_tasks(tmp_path: Path) -> None:
+    """Nodes with no more CPUs than GPUs: each actor of a GPU that also took a CPU would leave none."""
+    log = tmp_path / "log"
+    with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp") as folder, several_nodes(Path(folder), 1, cpus=1, gpus=2) as cluster:
+        assert cluster.driver("-c", ON_GPUS, log=log).wait(300) == 0, log.read_text()
+    assert log.read_text().splitlines()[-1] == "[0, 1, 2, 3]"

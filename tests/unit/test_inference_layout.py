@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydense.inference.layout import capacity, lack, sizes
+from raydense.inference.layout import capacity, lack, lack_to_tokenise, sizes
 
 HEAD, WORKER, V100 = {"memory": 8.0}, {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
 
@@ -29,6 +29,12 @@ def test_what_no_node_has_is_reported(nodes: list[dict[str, float]], gpus: float
 @pytest.mark.parametrize(("gpus", "cpus"), [(1.0, 64.0), (0.5, 1.0), (0.0, 4.0), (0.0, 8.0)])
 def test_what_one_node_has_is_enough(gpus: float, cpus: float) -> None:
     assert lack([HEAD, WORKER, V100], gpus, cpus) is None
+
+
+def test_gpus_whose_machines_have_no_cpu_for_tasks_are_reported() -> None:
+    bare = {"CPU": 0.25, "GPU": 8.0}
+    assert "is to have 0.5 CPUs, and of 2 nodes none has more than 0.25" in str(lack_to_tokenise([HEAD, bare]))
+    assert lack_to_tokenise([bare, WORKER]) is None
 
 
 @pytest.mark.parametrize(

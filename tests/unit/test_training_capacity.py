@@ -45,6 +45,7 @@ def test_what_no_nodes_have_is_reported(nodes: list[dict[str, float]], gpu: bool
         ([HEAD, V100, V100], True, {"workers": 2, "cpus_per_worker": 4.0}),
         ([EIGHT], False, {"workers": 6, "refresh": {"every": 2, "mode": "async"}}),
         ([EIGHT], False, {"workers": 8, "refresh": {"every": 2}}),
+        ([{"CPU": 4.5, "GPU": 5.0}], True, {"workers": 4, "refresh": {"every": 2, "mode": "async"}}),  # what encodes has a GPU, and no CPU
         ([{"CPU": 55.0}], False, {"workers": 25, "cpus_per_worker": 2.2, "batch_size": 50}),
         ([{"CPU": 33.0}], False, {"workers": 30, "cpus_per_worker": 1.1, "batch_size": 60}),
     ],
