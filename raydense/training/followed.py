@@ -14,7 +14,7 @@ from raydense.runtime.metrics import show
 from raydense.runtime.progress import Progress, say
 from raydense.runtime.ray_internals import remove_left_groups
 from raydense.runtime.waiting import Waiting
-from raydense.training.capacity import workers_wait
+from raydense.training.capacity import Placing
 from raydense.training.ending import WAITS_S, Ending
 from raydense.training.generation_builder import GenerationBuilder
 from raydense.training.history import HISTORY, USAGE, Follower, Line
@@ -35,7 +35,7 @@ class Followed:
     def __init__(self, job: Job, send: Send, ending: Ending) -> None:
         self._shared, self._send, self._sent, self._ending = job.shared, send, 0, ending
         self._follower, self._usage = Follower(job.shared / HISTORY), Follower(job.shared / USAGE)
-        self._asks_micro_batch = job.settings.micro_batch == "auto"
+        self._settings, self._asks_micro_batch = job.settings, job.settings.micro_batch == "auto"
         self._measures_dev = bool(job.dev)
         self._at = 0  # the step that the workers are at, as far as they have shown
         self._began = False  # whether the workers have, and cut the history off at the checkpoint
@@ -78,13 +78,16 @@ class Followed:
         self._at, self._began, self._ahead = 0, False, {}
         fix_registered(self._shared)
         job = ray.get_runtime_context().get_job_id()
+        placing = Placing(self._settings, job)
         try:
             workers.start()
-            with Waiting("train", lambda: workers_wait(job)), self._ending.following():
+            with Waiting("train", placing.waits), self._ending.following():
                 while workers.is_alive():
                     workers.join(self._shared.look_every_s)
                     self._ending.look()
                     builder.check()
+                    if not self._began:
+                        placing.refuse()
                     with suppress(OSError):  # the workers may still reach the store or the disk
                         keep_registered(self._shared)
                     with suppress(OSError):

@@ -138,7 +138,6 @@ class Builder:
 def test_workers_save_before_an_error_of_the_refresh_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the process kills them, in the middle of a step."""
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
-    monkeypatch.setattr(followed_module, "workers_wait", lambda job: False)
     shared = Place.of(str(tmp_path)) / "shared"
     workers, followed = Workers(shared), followed_of(tmp_path, shared, [])
     with pytest.raises(InputError, match="no space left"):
@@ -149,7 +148,6 @@ def test_workers_save_before_an_error_of_the_refresh_ends_them(tmp_path: Path, m
 def test_a_disk_that_fails_for_a_moment_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers outlast it for 20 minutes."""
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
-    monkeypatch.setattr(followed_module, "workers_wait", lambda job: False)
     shared = Place.of(str(tmp_path)) / "shared"
     workers, followed, failed = Workers(shared), followed_of(tmp_path, shared, []), list[Place]()
 
