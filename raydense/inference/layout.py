@@ -62,25 +62,27 @@ class Layout:
             raise lacking
         fit = capacity(alive, gpus, spread.cpus_per_actor)
         free = capacity([unreserved.get(node, {}) for node in ids], gpus, spread.cpus_per_actor)
-        fewest, first, most = sizes(spread.concurrency, pending, fit, free, fit if gpus else nodes, joined)
+        at_once = bool(gpus and spread.concurrency[1]) and joined and autoscales()
+        fewest, first, most = sizes(spread.concurrency, pending, fit, free, fit if gpus else nodes, joined, at_once)
         threads = max(1, int(spread.cpus_per_actor)) if joined else 0
         return cls(fewest, first, most, gpus, spread.cpus_per_actor, -(-most // max(1, nodes)), threads, spread.background)
 
 
-def sizes(concurrency: tuple[int, int], pending: int, fit: int, free: int, apart: int, joined: bool) -> tuple[int, int, int]:
+def sizes(concurrency: tuple[int, int], pending: int, fit: int, free: int, apart: int, joined: bool, at_once: bool) -> tuple[int, int, int]:
     """The fewest, first and most actors for `pending` files, of which `fit` actors fit on the nodes that are there, `free` of them now.
 
     `apart` actors share no core or GPU: as many as there are on one machine, where an actor on the CPU uses every core. A cluster may
     grow when more actors wait than fit on it, so there it is one per file, and the pool starts at what is free: it would add
-    one actor at a time.
+    one actor at a time. With `at_once` it starts with the most: what Ray Data asks the autoscaler for, twice what is there, is refused as a whole where it
+    is more than the cluster may have, while of actors that wait as many get a node as may.
     """
     low, high = concurrency
     wanted = high or (pending if joined else max(apart, low))
     # a pool whose minimum does not fit would wait for ever, and so would the tokenise tasks if actors hold all CPUs
     most = max(1, min(wanted, pending) if joined else min(wanted, pending, fit))
     fewest = max(1, min(low, most, fit))
-    # Ray takes no waiting actor back: with what others hold, those that run could leave no CPU to tokenise
-    return fewest, max(fewest, min(most, fit, free)), most
+    # Ray takes no waiting actor back: on CPUs, with what others hold, those that run could leave none to tokenise
+    return fewest, most if at_once else max(fewest, min(most, fit, free)), most
 
 
 def capacity(nodes: list[dict[str, float]], gpus: float, cpus: float) -> int:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from raydense.errors import InputError, fixable
 from raydense.inference.arrivals import Arrivals
 from raydense.inference.device import GPU_BUDGET
+from raydense.inference.growth import Growth
 from raydense.inference.layout import TOKENISE_CPUS, Layout
 from raydense.inference.live_line import live_line
 from raydense.inference.precision import forget_precision
@@ -81,7 +82,8 @@ def run(
         **common,
     )
     job = ray.get_runtime_context().get_job_id()
-    with Waiting(stage, lambda: _waits(job, pool, restarts)):
+    growth = Growth(stage, layout.most)
+    with Waiting(stage, lambda: _waits(job, pool, restarts, growth)):
         for done, record in enumerate(records.iter_rows(), 1):
             restarts.progress()
             if _FAULT in record:
@@ -90,11 +92,13 @@ def run(
             yield record
 
 
-def _waits(job: str, pool: str, restarts: Restarts) -> bool:
-    """Whether no actor of the pool has a running process; their restarts are counted. The trials of a sweep are one job."""
+def _waits(job: str, pool: str, restarts: Restarts, growth: Growth) -> bool:
+    """Whether no actor of the pool has a running process; their restarts are counted, and their number is looked at. The trials of a sweep are one job."""
     there = [actor for actor in actors_of(job) if pool in actor["ActorClassName"] and actor["State"] != "DEAD"]
     restarts.count({actor["ActorID"]: actor["NumRestarts"] for actor in there})
-    return not any(actor["Address"]["Port"] for actor in there)
+    waits = not any(actor["Address"]["Port"] for actor in there)
+    growth.look(0 if waits else len(there))
+    return waits
 
 
 class Restarts:

@@ -55,21 +55,23 @@ def test_so_many_actors_fit_next_to_the_tokenise_tasks(nodes: list[dict[str, flo
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "pending", "fit", "free", "apart", "joined", "expected"),
+    ("concurrency", "pending", "fit", "free", "apart", "joined", "at_once", "expected"),
     [
-        ((1, 0), 200, 3, 3, 1, False, (1, 1, 1)),  # one machine: an actor takes all of its cores
-        ((1, 0), 200, 4, 4, 4, False, (1, 4, 4)),  # and all of its GPUs, at once
-        ((2, 0), 200, 3, 3, 1, False, (2, 2, 2)),
-        ((1, 0), 200, 8, 8, 2, True, (1, 8, 200)),  # a cluster: all that is there, and what it adds
-        ((1, 0), 200, 8, 2, 2, True, (1, 2, 200)),  # others hold the rest, perhaps for long
-        ((1, 0), 200, 8, 0, 2, True, (1, 1, 200)),
-        ((1, 6), 200, 8, 8, 2, True, (1, 6, 6)),
-        ((4, 6), 200, 2, 2, 2, True, (2, 2, 6)),  # more would wait for nodes that may never come
-        ((1, 0), 5, 8, 8, 2, True, (1, 5, 5)),  # none without a file
-        ((1, 0), 200, 0, 0, 2, True, (1, 1, 200)),  # nodes come when an actor asks for them
+        ((1, 0), 200, 3, 3, 1, False, False, (1, 1, 1)),  # one machine: an actor takes all of its cores
+        ((1, 0), 200, 4, 4, 4, False, False, (1, 4, 4)),  # and all of its GPUs, at once
+        ((2, 0), 200, 3, 3, 1, False, False, (2, 2, 2)),
+        ((1, 0), 200, 8, 8, 2, True, False, (1, 8, 200)),  # a cluster: all that is there, and what it adds
+        ((1, 0), 200, 8, 2, 2, True, False, (1, 2, 200)),  # others hold the rest, perhaps for long
+        ((1, 0), 200, 8, 0, 2, True, False, (1, 1, 200)),
+        ((1, 6), 200, 8, 8, 2, True, False, (1, 6, 6)),
+        ((4, 6), 200, 2, 2, 2, True, False, (2, 2, 6)),  # more would wait for nodes that may never come
+        ((1, 0), 5, 8, 8, 2, True, False, (1, 5, 5)),  # none without a file
+        ((1, 0), 200, 0, 0, 2, True, False, (1, 1, 200)),  # nodes come when an actor asks for them
+        ((1, 40), 200, 4, 4, 2, True, True, (1, 40, 40)),  # and all of them at once, where that is known
+        ((1, 40), 8, 4, 0, 2, True, True, (1, 8, 8)),
     ],
 )
-def test_a_pool_starts_at_the_size_of_what_is_there(
-    concurrency: tuple[int, int], pending: int, fit: int, free: int, apart: int, joined: bool, expected: tuple[int, int, int]
+def test_a_pool_starts_at_the_size_of_what_is_there_or_of_what_it_asks_for(
+    concurrency: tuple[int, int], pending: int, fit: int, free: int, apart: int, joined: bool, at_once: bool, expected: tuple[int, int, int]
 ) -> None:
-    assert sizes(concurrency, pending, fit, free, apart, joined) == expected
+    assert sizes(concurrency, pending, fit, free, apart, joined, at_once) == expected

@@ -14,6 +14,7 @@ import torch
 
 from raydense.errors import InputError
 from raydense.inference import pipeline
+from raydense.inference.growth import Growth
 from raydense.inference.pipeline import _FAULT, Restarts, _Actor, _waits
 from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, Spread
 
@@ -95,7 +96,7 @@ def test_actors_that_end_now_and_then_or_together_do_not() -> None:
 
 def test_the_actors_of_another_pipeline_of_the_job_are_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a sweep, whose trials are one job."""
-    restarts = Restarts("encode", Spread())
+    restarts, growth = Restarts("encode", Spread()), Growth("encode", 1)
 
     def actor(pool: str, restarts: int, port: int) -> dict[str, Any]:
         known = {"ActorClassName": f"MapWorker(MapBatches({pool}))", "State": "ALIVE"}
@@ -104,6 +105,6 @@ def test_the_actors_of_another_pipeline_of_the_job_are_none_of_this_one(monkeypa
     for number in range(7):
         there = [actor("_Actor_1", 0, port=0), actor("_Actor_2", number, port=9)]
         monkeypatch.setattr(pipeline, "actors_of", lambda job, there=there: there)
-        assert _waits("01", "_Actor_1", restarts)
+        assert _waits("01", "_Actor_1", restarts, growth)
         restarts.refuse()
-    assert not _waits("01", "_Actor_2", restarts)
+    assert not _waits("01", "_Actor_2", restarts, growth)
