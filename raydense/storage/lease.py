@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from raydense.errors import LostOutput
+from raydense.runtime.progress import say
 from raydense.storage.place import delete_within
 
 WRITER, CLOCK = "writer.json", "clock"
 RENEWED_EVERY_S, FRESH_S = 15.0, 60.0
+_LOOK_S = 5.0
 _SETTLES_S = 10.0  # for a renewal on its way, where the bucket's service answers
 # The outputs that this process writes.
 _OWN: set[str] = set()
 
 
 class Lease:
-    """Held until `release`. LostOutput if another process holds it and renewed it less than a minute ago. `work` is a folder of a bucket."""
+    """Held until `release`. LostOutput if another process holds it and lives; one that renews it no more is waited for, up to a minute.
+
+    `work` is a folder of a bucket.
+    """
 
     def __init__(self, work: Any) -> None:
         self._work, self._file = work, work / WRITER
@@ -40,8 +45,8 @@ class Lease:
         there = _owner(content)
         # what lies in an output of this process is nobody else's, whatever the last one wrote there
         inside = any(self._place.startswith(f"{other}/") for other in _OWN)
-        if there is not None and not inside and not self._has_ended(there) and (age := self._age()) < FRESH_S:
-            raise self._refusal(there, age)
+        if there is not None and not inside:
+            self._await_end(there)
         if not self._write():
             raise self._refusal(_owner(self._file.read()) or {"host": "another machine", "pid": 0}, 0)
         _OWN.add(self._place)
@@ -58,14 +63,36 @@ class Lease:
         self._version = version or self._version
         return version is not None
 
-    def _has_ended(self, other: dict[str, Any]) -> bool:
-        """Whether the process of a lease is known to have ended.
+    def _await_end(self, other: dict[str, Any]) -> None:
+        """Returns when the process of a lease has ended, as far as can be known here; LostOutput if it lives.
+
+        A job that is tried again on another machine comes sooner than a minute after the end of the first try.
+        """
+        said = False
+        while (ended := self._has_ended(other)) is not True and (age := self._age()) < FRESH_S:
+            if ended is False:
+                raise self._refusal(other, age)
+            if not said:
+                what = f"process {other['pid']} of {other['host']} was writing here {age:.0f} s ago; waits up to {FRESH_S - age:.0f} s to see whether it has ended"
+                say(f"storage: {self._place}: {what}")
+                said = True
+            time.sleep(min(_LOOK_S, FRESH_S - age))
+            content, version = self._file.read_version()
+            if version != self._version:
+                self._version, renewed = version, _owner(content)
+                if renewed is None:  # it released the output, or finished it
+                    return
+                raise self._refusal(renewed, self._age())
+
+    def _has_ended(self, other: dict[str, Any]) -> bool | None:
+        """Whether the process of a lease has ended; None where that is not known.
 
         A process number says something only where the other's numbers are those that are seen here: not those of another container.
         """
         system = self._owner["system"]
-        seen = system is not None and (other["host"], other.get("system")) == (self._owner["host"], system)
-        return seen and (other["pid"] == self._owner["pid"] or _started(other["pid"]) != other["started"])
+        if system is None or (other["host"], other.get("system")) != (self._owner["host"], system):
+            return None
+        return bool(other["pid"] == self._owner["pid"] or _started(other["pid"]) != other["started"])
 
     def _age(self) -> float:
         """Seconds since the lease was renewed, by the bucket's clock: those of two machines may be minutes apart."""

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -408,13 +409,20 @@ def test_only_one_writes(store: str, port: int, tmp_path: Path, monkeypatch: pyt
     assert Draft.open(f"{store}/out", "report", {"x": 1}).committed()
 
 
+def _renews(file: Place, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits to see whether a lease is renewed finds that it is."""
+    monkeypatch.setattr(lease, "time", SimpleNamespace(time=time.time, sleep=lambda _: file.write(content)))
+
+
 def test_a_writer_of_another_host_is_waited_for_by_the_clock_of_the_bucket(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = Draft.open(f"{store}/out", "report", {"x": 1})
     _commit(draft, "a.txt")
     draft.close()
-    other = {"host": "elsewhere", "pid": os.getpid(), "token": "t"}
+    other, file = {"host": "elsewhere", "pid": os.getpid(), "token": "t"}, Place.of(f"{store}/out/.work/writer.json")
     for wrong in (-3_600, 3_600):
-        Place.of(f"{store}/out/.work/writer.json").write(json.dumps({**other, "time": time.time() + wrong}).encode())
+        content = json.dumps({**other, "time": time.time() + wrong}).encode()
+        file.write(content)
+        _renews(file, content + b" ", monkeypatch)
         with pytest.raises(InputError, match=f"process {os.getpid()} of elsewhere"):
             Draft.open(f"{store}/out", "report", {"x": 1})
     monkeypatch.setattr(lease, "FRESH_S", 0)
@@ -423,15 +431,16 @@ def test_a_writer_of_another_host_is_waited_for_by_the_clock_of_the_bucket(store
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_process_number_of_another_container_says_nothing(store: str, elsewhere: bool) -> None:
+def test_a_process_number_of_another_container_says_nothing(store: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two containers of one machine may have the same host name, and each knows only its own processes."""
     draft, file = Draft.open(f"{store}/out", "report", {"x": 1}), Place.of(f"{store}/out/.work/writer.json")
     _commit(draft, "a.txt")
     there = json.loads(file.read() or b"")
     draft.close()
     gone = {"pid": 2**22 + 1, "started": "1", "system": f"{there['system']}{elsewhere}" if elsewhere else there["system"]}
-    file.write(json.dumps({**there, **gone}).encode())
+    file.write(content := json.dumps({**there, **gone}).encode())
     if elsewhere:
+        _renews(file, content + b" ", monkeypatch)
         with pytest.raises(LostOutput, match="another process is writing here"):
             Draft.open(f"{store}/out", "report", {"x": 1})
     else:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import obstore
@@ -13,7 +17,8 @@ from obstore.store import MemoryStore
 
 from raydense.errors import LostOutput
 from raydense.storage import Place, bucket, bucket_place
-from raydense.storage.lease import Lease
+from raydense.storage import lease as lease_module
+from raydense.storage.lease import Lease, _started
 
 WORK = "s3://there/out/.work"
 
@@ -78,3 +83,69 @@ def test_a_lease_that_another_process_took_meanwhile_is_lost(lease: Lease) -> No
         lease.confirm()
     taken.confirm()
     taken.abandon()
+
+
+WRITER = f"{WORK}/writer.json"
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Give a lease of another process its age; each sleep makes it older, and calls what is given. Returns the ages at which it was looked at."""
+
+    def given(age: float, meanwhile: Callable[[], Any] = lambda: None) -> list[float]:
+        ages = [age]
+
+        def sleep(seconds: float) -> None:
+            ages.append(ages[-1] + seconds)
+            meanwhile()
+
+        monkeypatch.setattr(Lease, "_age", lambda _: ages[-1])
+        monkeypatch.setattr(lease_module, "time", SimpleNamespace(time=time.time, sleep=sleep))
+        return ages
+
+    return given
+
+
+def _held_elsewhere(**changed: Any) -> None:
+    Place.of(WRITER).write(
+        json.dumps({"host": "old-head", "pid": 7, "started": "1", "system": "another", "token": "t", **changed}).encode()
+    )
+
+
+def test_a_job_that_comes_soon_after_the_loss_of_its_first_try_waits(
+    sleeps: Callable[..., list[float]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on Kubernetes, where each try is a new head; refused, it would use up one of its tries."""
+    _held_elsewhere()
+    ages = sleeps(25.0)
+    held = Lease(Place.of(WORK))
+    assert ages == [25, 30, 35, 40, 45, 50, 55, 60]
+    held.confirm()
+    held.release()
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said == "storage: s3://there/out: process 7 of old-head was writing here 25 s ago; waits up to 35 s to see whether it has ended"
+
+
+def test_a_writer_that_renews_its_lease_is_not_waited_for(sleeps: Callable[..., list[float]]) -> None:
+    _held_elsewhere()
+    ages = sleeps(10.0, lambda: _held_elsewhere(time=2.0))
+    with pytest.raises(LostOutput, match=r"another process is writing here \(process 7 of old-head, 15 s ago\)"):
+        Lease(Place.of(WORK))
+    assert len(ages) == 2
+
+
+def test_an_output_that_is_released_meanwhile_is_taken(sleeps: Callable[..., list[float]]) -> None:
+    _held_elsewhere()
+    ages = sleeps(10.0, Place.of(WRITER).delete)
+    Lease(Place.of(WORK)).release()
+    assert len(ages) == 2
+
+
+def test_a_writer_that_is_seen_to_live_is_not_waited_for(lease: Lease, sleeps: Callable[..., list[float]]) -> None:
+    lease.abandon()
+    own, parent = json.loads(Place.of(WRITER).read() or b""), os.getppid()
+    _held_elsewhere(host=own["host"], system=own["system"], pid=parent, started=_started(parent))
+    ages = sleeps(10.0)
+    with pytest.raises(LostOutput, match="another process is writing here"):
+        Lease(Place.of(WORK))
+    assert len(ages) == 1
