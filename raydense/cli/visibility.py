@@ -82,10 +82,12 @@ def _refuse_unseen(stages: list[Stage]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    look = ray.remote(num_cpus=0)(_missing)
-    deadline = time.monotonic() + _ANSWERS_S
     with _witnesses(stages if len(nodes) > 1 else []) as witnesses:
         paths = [*needed(stages), *witnesses]
+        if not paths:  # all lies in buckets
+            return
+        look = ray.remote(num_cpus=0)(_missing)
+        deadline = time.monotonic() + _ANSWERS_S
         asked = {node: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(paths) for node in nodes}
         for node, answer in asked.items():
             try:

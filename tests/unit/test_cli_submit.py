@@ -310,6 +310,15 @@ def test_a_node_that_does_not_answer_is_named(monkeypatch):
         check_submission(index(corpus="/shared/c", output="/shared/o").stages)
 
 
+def test_no_node_is_asked_where_all_paths_are_in_buckets(monkeypatch):
+    """One that is busy with another job may take longer than the check waits."""
+    monkeypatch.setenv("RAYDENSE_SUBMISSION", "raydense-index-1")
+    monkeypatch.setattr("raydense.cli.visibility.ensure_ray", lambda: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": number * 56, "NodeManagerHostname": "node", "Alive": True} for number in "01"])
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda function: pytest.fail("a node was asked"))
+    check_submission(index(corpus="s3://b/c", output="s3://b/o").stages)
+
+
 def test_a_job_that_has_ended_is_submitted_under_the_next_name():
     work = index()
     name = submission_name(work)
