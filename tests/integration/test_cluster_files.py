@@ -16,6 +16,7 @@ import yaml
 from kuberay_fields import faults
 from pydantic import BaseModel
 from ray._common.utils import import_attr
+from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig as Machines
@@ -231,6 +232,19 @@ def test_pools_leave_room_in_a_pod(name):
 
 
 @pytest.mark.parametrize("name", [*GROWING, SERVICE])
+def test_a_pod_that_is_taken_away_ends_in_order(name):
+    """Ray lets the work of a node go on for a while, and signs it off after that: before Kubernetes kills what is left of the pod."""
+    spec = _cluster_of(name)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        given = {of["name"]: of["value"] for of in container.get("env", [])}
+        drains = float(given.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S))
+        spot = "cloud.google.com/gke-spot" in pod.get("nodeSelector", {})
+        assert drains <= (15 if spot else pod.get("terminationGracePeriodSeconds", 30)) - 5, group.get("groupName", "head")
+
+
+@pytest.mark.parametrize("name", [*GROWING, SERVICE])
 def test_pods_meet_the_restricted_level_of_pod_security(name):
     """Of Kubernetes' Pod Security Standards; KubeRay's init containers take what the container of Ray has."""
     spec = _kubernetes(name)["spec"]
@@ -253,6 +267,14 @@ def test_work_without_gpus_starts_no_gpu_pods():
 def test_pods_on_spot_machines_come_first_and_others_where_there_are_none(name):
     assert _started(_autoscaled(name), {"GPU": 1}, 20) == {"v100-spot": 16, "v100-on-demand": 4}
     assert _started(_autoscaled(name), {"GPU": 1}, 3, **{"v100-spot": 0.0}) == {"v100-on-demand": 3}
+
+
+@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob-encode.yaml", "rayjob-generate.yaml", *LAUNCHER])
+def test_a_pool_asks_for_all_that_the_cluster_may_have(name):
+    config = _launcher(name) if name in LAUNCHER else _autoscaled(name)
+    text = (ROOT / "cluster" / (name if name in LAUNCHER else f"kuberay/{name}")).read_text()
+    most = sum(kind["max_workers"] * int(kind["resources"].get("GPU", 0)) for kind in config["available_node_types"].values())
+    assert re.findall(r"--concurrency (\S+)", text.replace("(--concurrency)", "")) == [f"1,{most}"]
 
 
 def test_the_workers_of_a_training_are_there_when_it_begins():
