@@ -75,9 +75,8 @@ def run(
         compute=ray.data.ActorPoolStrategy(min_size=layout.fewest, initial_size=layout.first, max_size=layout.most),
         num_gpus=layout.gpus or None,
         accelerator_type=spread.accelerator or None,
-        num_cpus=0
-        if layout.gpus
-        else layout.cpus,  # Ray Data's default takes a CPU for a GPU, too, and the tokenise tasks could be left without
+        # Ray Data's default takes a CPU with a GPU, and the tokenise tasks could be left without.
+        num_cpus=0 if layout.gpus else layout.cpus,
         runtime_env=None if layout.gpus else {"env_vars": cpu_worker_env()},
         **common,
     )
