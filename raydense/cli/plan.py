@@ -138,9 +138,7 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any], priced: bo
     left = [(row["stage"], row["estimate"]) for row in waiting]
     if not left:
         return
-    several = Counter(name for name, _ in left)
-    named = [_of_trials(row) if several[row["stage"]] > 1 else row["stage"] for row in waiting]
-    lines = [_HEADS, *(_line(name, row["estimate"]) for name, row in zip(named, waiting, strict=True)), _line("total", total)]
+    lines = [_HEADS, *_lines_of_stages(waiting), _line("total", total)]
     nothing = {"GPU hours": ("", "0.00")}
     shown = [column for column, head in enumerate(_HEADS) if any(line[column] not in nothing.get(head, ("",)) for line in lines[1:])]
     widths = {column: max(len(line[column]) for line in lines) for column in shown}
@@ -160,9 +158,12 @@ def _print_figures(rows: list[dict[str, Any]], total: dict[str, Any], priced: bo
         print(f"time{whose} by the rates of {source}")
 
 
-def _of_trials(row: dict[str, Any]) -> str:
-    """The name of a stage that differs between the trials of a sweep, with the numbers of its trials."""
-    return f"{row['stage']} ({', '.join(map(str, row['trials']))})"
+def _lines_of_stages(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line per stage; of one that a sweep makes several times, their number and their total."""
+    rows_of: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        rows_of.setdefault(row["stage"], []).append(row)
+    return [_line(name, of[0]["estimate"]) if len(of) == 1 else _line(f"{name} ({len(of)})", total_of(of)) for name, of in rows_of.items()]
 
 
 def _line(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
