@@ -11,13 +11,14 @@ from raydense.data.settings import MixSettings
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.forecast import Holds
 from raydense.inference.settings import RerankSettings
-from raydense.mining.settings import MineSettings
+from raydense.mining.settings import LabelSettings, MineSettings
 from raydense.recipes.content import recipe_file
-from raydense.recipes.inputs import _fewer_negatives
+from raydense.recipes.inputs import _examples_from, _fewer_negatives
 from raydense.recipes.recipe import Recipe
 from raydense.recipes.stage import Stage
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.training.forecasts import _steps
+from raydense.training.method import method_of
 from raydense.training.settings import LoopSettings, RefreshedSettings, TrainSettings, VectorSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "papers-constants.md"
@@ -335,6 +336,21 @@ def test_examples_have_as_many_negatives_as_are_taken_of_each_query() -> None:
     ]
     assert trained
     assert [one for one in trained if one[-1]] == []
+
+
+def test_no_training_is_refused_for_a_query_whose_candidates_are_all_left_out() -> None:
+    """By a margin, an answer or a threshold: of one query among thousands that is likely, and it comes to light after days."""
+    made = {
+        (file.stem, maker.name, maker.settings.shortage)
+        for file in RECIPES
+        for place, one in enumerate(stages_of(file.stem))
+        if isinstance(one.settings, TrainSettings) and method_of(one.settings).draws(one.settings).negatives
+        for path in (one.settings.examples, one.settings.more_examples)
+        for maker in (_examples_from(path, list(stages_of(file.stem)[:place])) if path else ())
+        if isinstance(maker.settings, LabelSettings) or maker.settings.without_answers or maker.settings.margins
+    }
+    assert made
+    assert sorted(one for one in made if one[-1] == "keep") == []
 
 
 def test_no_fusion_is_tuned_on_what_is_reported() -> None:

@@ -150,7 +150,7 @@ def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
         positives = [_context(c, gathered, own, at) for c in given]
         sides = [[_context(c, gathered, own, at) for c in objects(entry, key, at, [])] for key in ("hard_negative_ctxs", "negative_ctxs")]
         hard, easy = ([passage for passage in side if passage not in positives] for side in sides)
-        # passages of `negative_ctxs` are drawn from the whole corpus, and DPR itself trains on none of them
+        # as DPR's reader: passages of `negative_ctxs`, drawn from the whole corpus, only where there are no others
         rows.add(at, query, positives, hard or easy, sources=["hard"] * len(hard) if hard else ["negative"] * len(easy))
     if without:
         say(f"import {path.name}: {without:,} of {without + len(rows):,} entries have no positive passage, and are left out")
