@@ -9,12 +9,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raydense.construction.settings import AnalyseSettings
+from raydense.data.draws import draw
 from raydense.data.lookup import hash_strings
 from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows
 from raydense.errors import InputError
 from raydense.mining.blocks import Judged
-from raydense.mining.negatives import Candidates, draw
+from raydense.mining.negatives import Candidates
 from raydense.runtime.progress import Progress
 from raydense.storage import Artifact
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.dataset import DatasetDraft
+from raydense.data.draws import mixed
 from raydense.data.sample_world import ASIDES, ENDS, KINDS, ONSETS, RHYMES, WORDS, WRAPS
 from raydense.data.settings import SampleSettings
 from raydense.data.store import CorpusWriter
@@ -110,8 +111,8 @@ class World:
 
     def draw(self, stream: int, numbers: Ints, below: int) -> Ints:
         """A random number in 0..below-1 for each of `numbers`, the same whenever it is asked for (SplitMix64)."""
-        state = _mix(np.uint64(self.seed % 2**64) ^ _mix(np.array([stream + 1], dtype=np.uint64)))
-        return (_mix(state ^ _mix(numbers.astype(np.uint64))) >> np.uint64(11)).astype(np.int64) % below
+        state = mixed(np.uint64(self.seed % 2**64) ^ mixed(np.array([stream + 1], dtype=np.uint64)))
+        return (mixed(state ^ mixed(numbers.astype(np.uint64))) >> np.uint64(11)).astype(np.int64) % below
 
     @cached_property
     def _pools(self) -> dict[str, list[str]]:
@@ -259,11 +260,3 @@ def _question(kind: int, relation: int, way: int, name: str) -> str:
     asks = KINDS[kind].relations[relation].asks
     wrap, ask = divmod(way, len(asks))
     return WRAPS[wrap].format(q=asks[ask].format(n=name))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raydense.data.draws import draw
 from raydense.data.generated import Generated, commit_queries
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import write_arrow
@@ -25,7 +26,7 @@ from raydense.errors import InputError
 from raydense.inference.query_encoder import encode_blocks
 from raydense.mining.consistency_report import SAMPLE, write_report
 from raydense.mining.counts import added
-from raydense.mining.negatives import Flags, draw, first_of_each
+from raydense.mining.negatives import Flags, first_of_each
 from raydense.mining.settings import FilterSettings
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.query_vectors import check_model, leaves_no_gpu

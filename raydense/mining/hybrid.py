@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raydense.data.draws import draw
 from raydense.data.lookup import hash_strings
 from raydense.data.store import Rows
 from raydense.mining.labels import Labels
 from raydense.mining.lists import Listed
 from raydense.mining.miner import Miner
-from raydense.mining.negatives import Candidates, Flags, among, draw, repeats, scores_of
+from raydense.mining.negatives import Candidates, Flags, among, repeats, scores_of
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raydense.data.draws import draw
 from raydense.data.lookup import hash_strings
 from raydense.data.runs import BLOCK_ROWS, query_blocks
 from raydense.data.store import Rows
@@ -26,7 +27,7 @@ from raydense.mining.blocks import Judged, depth_of, say_depth
 from raydense.mining.counts import added, added_sources, listed, say_answers, say_shortage
 from raydense.mining.label_report import write_report
 from raydense.mining.lists import Listed, examples_table
-from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, repeats, scores_of
+from raydense.mining.negatives import Candidates, Flags, among, first_of_each, repeats, scores_of
 from raydense.mining.settings import LabelSettings
 from raydense.models.cross_encoder import refuse_untrained
 from raydense.runtime.progress import say

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raydense.data.draws import draw
 from raydense.data.lookup import hash_strings
 from raydense.data.report_page import bars, shown, table, write_page
 from raydense.data.store import PassageStore
 from raydense.data.tables import one_array, query_positions, read_table
 from raydense.inference.rerank import probability
-from raydense.mining.negatives import draw
 from raydense.mining.settings import LabelSettings
 
 SAMPLE = 30

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raydense.data.draws import draw
 from raydense.data.lookup import hash_strings
 from raydense.data.runs import scored_depth
 from raydense.data.store import Rows
@@ -16,7 +17,7 @@ from raydense.errors import InputError
 from raydense.mining.answers import HeldAnswers
 from raydense.mining.blocks import Judged, depth_of
 from raydense.mining.lists import Listed, examples_table
-from raydense.mining.negatives import Candidates, Flags, among, draw, first_of_each, random_rows, repeats, scores_of, too_near
+from raydense.mining.negatives import Candidates, Flags, among, first_of_each, random_rows, repeats, scores_of, too_near
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact
 

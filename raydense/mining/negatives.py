@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raydense.data.draws import draw
 from raydense.data.store import PassageStore, Rows
 from raydense.data.tables import positives_of
 from raydense.ranges import ranges
@@ -157,16 +158,6 @@ def _most(name: str, value: float, positive: NDArray[np.float64]) -> float | NDA
     return positive - away
 
 
-def draw(seed: int, query_hash: NDArray[np.uint64], row: Rows, stream: int = 0) -> NDArray[np.uint64]:
-    """The random number of each candidate, uint64 [n]: a function of seed, query and passage only, not of the rest of the run.
-
-    Another `stream` gives independent numbers. Two rounds of SplitMix64's mixer (Steele, Lea and Flood 2014), which passes the
-    usual tests of randomness.
-    """
-    start = np.uint64((seed * 0x9E3779B97F4A7C15 + stream) & 0xFFFFFFFFFFFFFFFF)
-    return _mix(_mix(query_hash + start) ^ row.astype(np.uint64))
-
-
 def random_rows(seed: int, query_hash: NDArray[np.uint64], rows: int, count: int) -> tuple[Rows, Rows]:
     """Random rows of a corpus of `rows` passages for each query: the number of the query, and the row, int64 [n], by query.
 
@@ -180,13 +171,6 @@ def random_rows(seed: int, query_hash: NDArray[np.uint64], rows: int, count: int
     if each < rows:
         return query, (drawn % np.uint64(rows)).astype(np.int64)
     return query, number[np.lexsort((drawn, query))]
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def first_of_each(query: Rows, key: NDArray[np.generic], count: int) -> Rows:

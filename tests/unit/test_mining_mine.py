@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 import raydense.data.answers as answers
 import raydense.mining.answers as mining_answers
 import raydense.mining.mine as mining
+from raydense.data.draws import draw
 from raydense.data.store import CorpusWriter, PassageStore
 from raydense.data.tables import read_table
 from raydense.errors import InputError
 from raydense.mining.mine import mine
-from raydense.mining.negatives import draw, random_rows
+from raydense.mining.negatives import random_rows
 from raydense.mining.settings import MineSettings
 from raydense.storage import Artifact, Draft
 from tests.mining_world import Run, examples_of, worlds, write_table, write_world

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, BertTokenizer
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
-from raydense.data.sample import _mix
+from raydense.data import draws
 from raydense.errors import InputError
 from raydense.models.generator import Generator, decode
 from raydense.models.sampling import draw, gumbel, mixed, sample_queries
@@ -105,7 +105,7 @@ def test_an_encoder_is_refused(tiny_folder: Path, folder: Path) -> None:
 
 def test_the_hash_is_splitmix64() -> None:
     numbers = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 123_456_789])
-    assert np.array_equal(mixed(numbers).numpy().view(np.uint64), _mix(numbers.numpy().view(np.uint64)))
+    assert np.array_equal(mixed(numbers).numpy().view(np.uint64), draws.mixed(numbers.numpy().view(np.uint64)))
 
 
 def test_gumbel_noise_has_its_mean_and_deviation() -> None:
