@@ -25,8 +25,12 @@ HEADER = "query-id\tcorpus-id\tscore"
 def passages(source: Path, strict: bool = True) -> Passages:
     """The passages of `corpus.jsonl` in a folder, or of the file that is one; with `strict` off, their text may be missing or null."""
     path = source if source.is_file() else either(source / "corpus.jsonl")
-    fields = [field._replace(needed=field.needed and (strict or field.name != "text")) for field in CORPUS]
-    return json_lines(path, fields), where(path)
+    return json_lines(path, corpus_fields(strict)), where(path)
+
+
+def corpus_fields(strict: bool) -> list[Field]:
+    """The fields of a passage; with `strict` off, the text need not be there."""
+    return [field._replace(needed=field.needed and (strict or field.name != "text")) for field in CORPUS]
 
 
 def read(source: Path, intake: Intake) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.answers import normal_tokens, token_matcher
-from raydense.data.formats.files import files_of, opened, plain
+from raydense.data.formats.files import corpus_file, files_of, opened, plain
 from raydense.data.formats.intake import Intake, Passages, run_part
 from raydense.data.formats.lines import Field, columns, first_line, is_unicode, json_objects, where
 from raydense.data.formats.outlet import Example, Outlet
@@ -35,14 +35,10 @@ _RUN = pa.schema([("query_id", pa.string()), ("passage_id", pa.string()), ("scor
 
 def passages(source: Path) -> Passages:
     """The passages of `psgs*.tsv` in a folder, or of the file that is one."""
-    found = files_of(source, "psgs*.tsv")
-    if not found:
-        raise InputError("no such file", source / "psgs_w100.tsv", "check the folder")
-    if len(found) > 1:
-        raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
-    if first_line(found[0]).split("\t") != HEADER:
-        raise InputError("the first line is not the header", f"{found[0]}:1", "it must be id<TAB>text<TAB>title")
-    return columns(found[0], PASSAGES, skip=1, quoted=True), where(found[0], 1)
+    path = corpus_file(source, "psgs*.tsv", "psgs_w100.tsv")
+    if first_line(path).split("\t") != HEADER:
+        raise InputError("the first line is not the header", f"{path}:1", "it must be id<TAB>text<TAB>title")
+    return columns(path, PASSAGES, skip=1, quoted=True), where(path, 1)
 
 
 class _Files(NamedTuple):

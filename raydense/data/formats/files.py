@@ -38,6 +38,16 @@ def files_of(source: Path, pattern: str = "*") -> list[Path]:
     return _once(p for p in source.iterdir() if plain(p).match(pattern))
 
 
+def corpus_file(source: Path, pattern: str, usual: str) -> Path:
+    """The one file of a folder whose name matches, or the file `source` itself; InputError where several do, or none, not even the `usual` one."""
+    found = files_of(source, pattern)
+    if not found:
+        raise InputError("no such file", source / usual, "check the folder")
+    if len(found) > 1:
+        raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
+    return found[0]
+
+
 def json_files_of(source: Path) -> list[Path]:
     """As `files_of`, those of a folder that are JSON by their names; InputError if there are none."""
     files = [path for path in files_of(source) if plain(path).suffix in (".json", ".jsonl") or not source.is_dir()]

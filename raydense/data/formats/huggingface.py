@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydense.data.formats.beir import CORPUS, QRELS, QUERIES, give_queries
+from raydense.data.formats.beir import CORPUS, QRELS, QUERIES, corpus_fields, give_queries
 from raydense.data.formats.data_card import front_matter, hub_split, write_card
 from raydense.data.formats.intake import Intake, Passages
 from raydense.data.formats.lines import Field
@@ -38,8 +38,7 @@ def passages(source: Path, strict: bool = True) -> Passages:
     files = [file for found in _files(source, "corpus").values() for file in found]
     if not files:
         raise InputError("holds no corpus", source, "add corpus/*.parquet, and name it in README.md if that names others")
-    fields = [field._replace(needed=field.needed and (strict or field.name != "text")) for field in CORPUS]
-    return _tables(files, fields), partial(_where, files)
+    return _tables(files, corpus_fields(strict)), partial(_where, files)
 
 
 def read(source: Path, intake: Intake) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raydense.data.formats.files import files_of, plain
+from raydense.data.formats.files import corpus_file, files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
 from raydense.data.formats.lines import Field, Where, columns, first_line, placed, refuse_blank, where
 from raydense.data.formats.outlet import Example, Outlet, write_columns
@@ -39,16 +39,12 @@ RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "pid"), Field("
 
 def passages(source: Path) -> Passages:
     """The passages of the collection in a folder, with titles if that has them, or of the file that is one."""
-    found = files_of(source, "collection*.tsv")
-    if not found:
-        raise InputError("no such file", source / "collection.tsv", "check the folder")
-    if len(found) > 1:
-        raise InputError(f"holds {len(found)} corpus files", source, "join them in one")
+    path = corpus_file(source, "collection*.tsv", "collection.tsv")
     titles = files_of(source, "para.title.txt") if source.is_dir() else []
     if titles:
-        return _titled(found[0], titles[0]), where(found[0])
-    blank = (table.add_column(1, "title", pa.repeat("", table.num_rows)) for table in columns(found[0], COLLECTION))
-    return blank, where(found[0])
+        return _titled(path, titles[0]), where(path)
+    blank = (table.add_column(1, "title", pa.repeat("", table.num_rows)) for table in columns(path, COLLECTION))
+    return blank, where(path)
 
 
 def _titled(collection: Path, path: Path) -> Iterator[pa.Table]:
