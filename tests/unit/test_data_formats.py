@@ -26,6 +26,7 @@ from raydense.data.formats import outlet as outlet_format
 from raydense.data.formats import pyserini as pyserini_format
 from raydense.data.formats import records as records_format
 from raydense.data.formats import texts as texts_format
+from raydense.data.formats import triples as triples_format
 from raydense.data.formats.intake import Intake
 from raydense.data.importing import import_corpus, import_dataset
 from raydense.data.lookup import hash_strings
@@ -589,8 +590,8 @@ def test_msmarco_text_triples_are_never_held_whole(tmp_path: Path, monkeypatch: 
     put(tmp_path / "triples.train.tsv", *(f"query\tpassage {i}\tpassage {i + 1}" for i in range(300)))
     monkeypatch.setattr(lines, "BLOCK_BYTES", 1_000)
     order: list[str] = []
-    read, add = msmarco_format.columns, CorpusWriter.add
-    monkeypatch.setattr(msmarco_format, "columns", lambda *args: (order.append("read") or block for block in read(*args)))
+    read, add = triples_format.columns, CorpusWriter.add
+    monkeypatch.setattr(triples_format, "columns", lambda *args: (order.append("read") or block for block in read(*args)))
     monkeypatch.setattr(CorpusWriter, "add", lambda self, table: order.append("write") or add(self, table))
     imported("msmarco", tmp_path / "triples.train.tsv", tmp_path / "out")
     assert len(order) > 10

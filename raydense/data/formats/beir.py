@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raydense.data.formats.files import either, files_of, plain
-from raydense.data.formats.intake import Intake, Passages
-from raydense.data.formats.lines import Field, Where, columns, first_line, json_lines, where
+from raydense.data.formats.intake import Intake, Passages, without_empty_answers
+from raydense.data.formats.lines import Field, columns, first_line, json_lines, where
 from raydense.data.formats.outlet import Outlet, splits_of, write_columns
 from raydense.data.json_lines import write_json_lines
 from raydense.data.tables import read_table
@@ -67,14 +66,7 @@ def _read_file(path: Path, intake: Intake) -> None:
 
 
 def _read_queries(path: Path, intake: Intake) -> None:
-    give_queries(pa.concat_tables(json_lines(path, QUERIES)), where(path), intake)
-
-
-def give_queries(table: pa.Table, at: Where, intake: Intake) -> None:
-    """Write the queries, with their answers where some have any; BEIR's own sets have none."""
-    answers = pc.coalesce(table["answers"], pa.scalar([], table["answers"].type))
-    has_some = pc.any(pc.greater(pc.list_value_length(answers), 0)).as_py()
-    intake.queries(table.set_column(2, "answers", answers) if has_some else table.drop_columns(["answers"]), at)
+    intake.queries(without_empty_answers(pa.concat_tables(json_lines(path, QUERIES))), where(path))
 
 
 def _read_qrels(path: Path, intake: Intake) -> None:

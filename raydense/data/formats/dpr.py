@@ -12,9 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raydense.data.answers import normal_tokens, token_matcher
 from raydense.data.formats.files import corpus_file, files_of, opened, plain
@@ -103,7 +101,7 @@ def read(source: Path, intake: Intake) -> None:
     if gathered.queries:
         gathered.write(intake, with_corpus=own_texts and bool(gathered.passages))
     for path, rows in examples.items():
-        give_examples(plain(path).stem, rows, intake)
+        rows.write_with_negatives(plain(path).stem, intake)
         intake.qrels(plain(path).stem, *rows.judgements())
     for path in runs:
         tables = partial(_run_tables, path, gathered, own_texts)
@@ -153,18 +151,6 @@ def _read_training(path: Path, gathered: TextCorpus, own: bool) -> ExampleRows:
     if not len(rows):
         raise InputError("no entry has a positive passage", path, "check the file")
     return rows
-
-
-def give_examples(split: str, rows: ExampleRows, intake: Intake) -> None:
-    """The examples; if some have negatives, those alone: the others are judgements, and a training with negatives would refuse them."""
-    table = rows.table()
-    kept = np.flatnonzero(pc.list_value_length(table["negatives"]).to_numpy())
-    if 0 < len(kept) < len(table):
-        left = len(table) - len(kept)
-        say(f"import examples/{split}: {left:,} of {len(table):,} entries have no negative passage, and are judgements alone")
-        intake.examples(split, table.take(pa.array(kept)), lambda row: rows.at(int(kept[row])))
-    else:
-        intake.examples(split, table, rows.at)
 
 
 def _hits(path: Path, gathered: TextCorpus, own: bool) -> Iterator[tuple[str, str, float]]:

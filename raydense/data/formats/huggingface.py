@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydense.data.formats.beir import CORPUS, QRELS, QUERIES, corpus_fields, give_queries
+from raydense.data.formats.beir import CORPUS, QRELS, QUERIES, corpus_fields
 from raydense.data.formats.data_card import front_matter, hub_split, write_card
-from raydense.data.formats.intake import Intake, Passages
+from raydense.data.formats.intake import Intake, Passages, without_empty_answers
 from raydense.data.formats.lines import Field
 from raydense.data.formats.outlet import Outlet, splits_of
 from raydense.data.tables import read_table
@@ -50,7 +50,7 @@ def read(source: Path, intake: Intake) -> None:
     asked = [file for found in _files(source, "queries").values() for file in found]
     if not asked:
         raise InputError("holds no queries", source, "add queries/*.parquet, and name it in README.md if that names others")
-    give_queries(pa.concat_tables(_tables(asked, QUERIES)), partial(_where, asked), intake)
+    intake.queries(without_empty_answers(pa.concat_tables(_tables(asked, QUERIES))), partial(_where, asked))
     for split, files in judged.items():
         intake.qrels(split, pa.concat_tables(_tables(files, QRELS)), partial(_where, files))
 

@@ -258,6 +258,14 @@ class Intake:
         self.parts += 1
 
 
+def without_empty_answers(queries: pa.Table) -> pa.Table:
+    """The queries with a list of `answers` each, or without the column where none has any, as in BEIR's own sets."""
+    answers = pc.coalesce(queries["answers"], pa.scalar([], queries["answers"].type))
+    if pc.any(pc.greater(pc.list_value_length(answers), 0)).as_py():
+        return queries.set_column(queries.column_names.index("answers"), "answers", answers)
+    return queries.drop_columns(["answers"])
+
+
 def without_repeats(table: pa.Table, keys: list[str]) -> pa.Table:
     """The rows with the first occurrence of each combination of `keys`, in order."""
     numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))

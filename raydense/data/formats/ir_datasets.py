@@ -10,11 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raydense.data.formats.beir import give_queries
-from raydense.data.formats.dpr import give_examples
-from raydense.data.formats.intake import Intake, Passages
-from raydense.data.formats.msmarco import give_triples
+from raydense.data.formats.intake import Intake, Passages, without_empty_answers
 from raydense.data.formats.records import ExampleRows
+from raydense.data.formats.triples import give_id_triples
 from raydense.errors import DownloadError, InputError, fixable
 from raydense.runtime.progress import say
 
@@ -61,7 +59,7 @@ def read(source: Path, intake: Intake) -> None:
             _give_drawn(name, judged, drawn, intake)
     if dataset.has_docpairs() and not _too_many_pairs(name, dataset):
         pairs = ((p.query_id, p.doc_id_a, p.doc_id_b) for p in fetched(name, dataset.docpairs_iter))
-        give_triples(
+        give_id_triples(
             split, _tables(pairs, ["query_id", "positive", "negative"], _PAIRS), lambda row: f"{name}, pair {row + 1}", name, intake
         )
 
@@ -71,7 +69,8 @@ def _read_queries(name: str, dataset: Any, intake: Intake) -> None:
     asked = [(q.query_id, q.default_text(), list(getattr(q, "answers", None) or ())) for q in fetched(name, dataset.queries_iter)]
     ids, texts, answers = zip(*asked, strict=True) if asked else ((), (), ())
     columns = [pa.array(ids, pa.string()), pa.array(texts, pa.string()), pa.array(answers, pa.list_(pa.string()))]
-    give_queries(pa.table(columns, ["query_id", "text", "answers"]), lambda row: f"{name}, query {row + 1}", intake)
+    table = without_empty_answers(pa.table(columns, ["query_id", "text", "answers"]))
+    intake.queries(table, lambda row: f"{name}, query {row + 1}")
 
 
 def _too_many_pairs(name: str, dataset: Any) -> bool:
@@ -108,7 +107,7 @@ def _give_drawn(name: str, judged: list[tuple[str, str, int]], drawn: dict[int, 
     if left := len(found) - len(rows):
         say(f"import examples/{split}: {left:,} of {len(found):,} queries have no positive passage, and are left out")
     if len(rows):
-        give_examples(split, rows, intake)
+        rows.write_with_negatives(split, intake)
 
 
 def fetched(name: str, records: Callable[[], Iterable[Any]]) -> Iterator[Any]:

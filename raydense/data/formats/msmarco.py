@@ -12,18 +12,16 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from raydense.data.formats.files import corpus_file, files_of, plain
 from raydense.data.formats.intake import Intake, Passages, run_part, without_repeats
-from raydense.data.formats.lines import Field, Where, columns, first_line, placed, refuse_blank, where
+from raydense.data.formats.lines import Field, columns, first_line, where
 from raydense.data.formats.outlet import Example, Outlet, write_columns
-from raydense.data.formats.texts import Numbers, lists_of, text_id
+from raydense.data.formats.triples import TextTriples, give_id_triples
 from raydense.data.lookup import IdLookup
-from raydense.data.store import PassageStore, full_text
+from raydense.data.store import full_text
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 
@@ -32,7 +30,6 @@ TITLES = [Field("passage_id", "id", "pid"), Field("title", "text")]
 QUERIES = [Field("query_id", "id", "qid"), Field("text", "text", "query")]
 QRELS = [Field("query_id", "id", "qid"), Field("iteration", "text", "0"), Field("passage_id", "id", "pid"), Field("relevance", "int", "1")]
 TRIPLES = [Field("query_id", "id", "qid"), Field("positive", "id", "pos"), Field("negative", "id", "neg")]
-TEXTS = [Field("query", "text"), Field("positive", "text", "pos"), Field("negative", "text", "neg")]
 TOP1000 = [*TRIPLES[:1], Field("passage_id", "id", "pid"), Field("query", "text"), Field("passage", "text")]
 RUN = [Field("query_id", "id", "qid"), Field("passage_id", "id", "pid"), Field("rank", "int")]
 
@@ -81,7 +78,7 @@ def read(source: Path, intake: Intake) -> None:
     for path in of["qrels"]:
         intake.qrels(split_of(path), pa.concat_tables(columns(path, QRELS, spaces="\t" not in first_line(path))), where(path))
     for path in of["qidpidtriples"]:
-        give_triples(split_of(path), columns(path, TRIPLES), where(path), path, intake)
+        give_id_triples(split_of(path), columns(path, TRIPLES), where(path), path, intake)
     if of["triples"]:
         _read_text_triples(of["triples"], intake)
     for path in of["top1000"]:
@@ -133,76 +130,8 @@ def _read_queries(paths: list[Path], intake: Intake) -> None:
     intake.queries(without_repeats(pa.concat_tables(tables), ["query_id", "text"]), lambda _: ", ".join(map(str, paths)))
 
 
-def give_triples(split: str, blocks: Iterable[pa.Table], at: Where, source: object, intake: Intake) -> None:
-    """One example per query of `source`: its distinct positives and negatives, in the order of the triples of ids.
-
-    The triples are read block by block: only three numbers per triple are kept in memory, since MS MARCO's own file has 400 million.
-    """
-    numbers = Numbers()
-    asked, lines = [pa.chunked_array([], pa.string())], [np.empty((3, 0), np.int32)]
-    intake.needed_store(at)
-    for block, here in placed(blocks, at):
-        ids = (pa.table({"query_id": block["query_id"], "passage_id": block[side]}) for side in ("positive", "negative"))
-        sides = [intake.check_ids(pairs, here).astype(np.int32) for pairs in ids]
-        query, new = numbers.of(block["query_id"], source)
-        asked.append(new)
-        lines.append(np.stack([query, *sides]))
-    query, *sides = np.concatenate(lines, axis=1)
-    lists = [lists_of(query, side, len(numbers)) for side in sides]
-    queries = pa.chunked_array([chunk for part in asked for chunk in part.chunks], pa.string())
-    intake.examples(split, pa.table({"query_id": queries, "positives": lists[0], "negatives": lists[1]}), lambda _: str(source))
-
-
-class _TextTriples:
-    """Triples of texts, read block by block: each text is written once, and only three numbers per line are kept in memory.
-
-    Passages get ids from their texts; equal queries count once.
-    """
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        self._passages, self._queries = Numbers(), Numbers()
-        self._ids: list[pa.Array] = []
-        self._texts: list[pa.ChunkedArray] = []
-        self._lines: dict[Path, list[NDArray[np.int32]]] = {path: [] for path in paths}
-
-    def read(self) -> Iterator[pa.Table]:
-        """The passages that no earlier line has, while the files are read."""
-        for path in self.paths:
-            for block, at in placed(columns(path, TEXTS), where(path)):
-                refuse_blank(block, block.column_names, at)
-                query, asked = self._queries.of(block["query"], path)
-                self._texts.append(asked)
-                passage, texts = self._passages.of(_in_turn(block["positive"], block["negative"]), path)
-                self._lines[path].append(np.stack([query, passage[0::2], passage[1::2]]))
-                ids = pa.array([text_id("", text) for text in texts.to_pylist()], pa.string())
-                self._ids.append(ids)
-                yield pa.table({"passage_id": ids, "title": pa.repeat("", len(ids)), "text": texts})
-
-    def queries(self) -> pa.Table:
-        """The queries, in the order of their numbers."""
-        texts = pa.chunked_array([chunk for part in self._texts for chunk in part.chunks], pa.string())
-        return pa.table({"query_id": pa.array([text_id(text) for text in texts.to_pylist()], pa.string()), "text": texts})
-
-    def examples(self, path: Path, store: PassageStore, queries: pa.Table) -> pa.Table:
-        """One example per query, in the order of the file, with the rows of its positives and of its negatives, each once."""
-        rows = store.known_rows(pa.chunked_array(self._ids, pa.string()), path)
-        query, *sides = np.concatenate(self._lines[path], axis=1)
-        numbers, first, back = np.unique(query, return_index=True, return_inverse=True)
-        turn = np.argsort(np.argsort(first))[back]
-        lists = [lists_of(turn, rows[side], len(numbers)) for side in sides]
-        ids = queries["query_id"].take(pa.array(numbers[np.argsort(first)]))
-        return pa.table({"query_id": ids, "positives": lists[0], "negatives": lists[1]})
-
-
-def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts of two columns, line by line."""
-    turns = np.arange(2 * len(one)).reshape(2, -1).T.ravel()
-    return pa.chunked_array([*one.chunks, *other.chunks]).take(pa.array(turns))
-
-
 def _read_text_triples(paths: list[Path], intake: Intake) -> None:
-    triples, source = _TextTriples(paths), ", ".join(map(str, paths))
+    triples, source = TextTriples(paths), ", ".join(map(str, paths))
     passages = triples.read()
     intake.corpus((passages, lambda _: source))
     for _ in passages:  # where the corpus was finished when the import was stopped, it was not read again

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydense.data.formats.lines import LARGEST, Where, check_string
 from raydense.errors import InputError
+from raydense.runtime.progress import say
+
+if TYPE_CHECKING:
+    from raydense.data.formats.intake import Intake
 
 _NEEDED: Any = object()
 _BLOCK = 4_096  # examples that are held as objects
@@ -160,3 +165,14 @@ class ExampleRows:
         relevance = pa.repeat(pa.scalar(1, pa.int32()), len(owner))
         pairs = {"query_id": table["query_id"].take(owner), "passage_id": pc.list_flatten(lists), "relevance": relevance}
         return pa.table(pairs), lambda row: self._places[owner[row].as_py()]
+
+    def write_with_negatives(self, split: str, intake: Intake) -> None:
+        """Write the examples that have negatives, or all where none has any: the others are judgements, and a training with negatives would refuse them."""
+        table = self.table()
+        kept = np.flatnonzero(pc.list_value_length(table["negatives"]).to_numpy())
+        if 0 < len(kept) < len(table):
+            left = len(table) - len(kept)
+            say(f"import examples/{split}: {left:,} of {len(table):,} entries have no negative passage, and are judgements alone")
+            intake.examples(split, table.take(pa.array(kept)), lambda row: self._places[int(kept[row])])
+        else:
+            intake.examples(split, table, self.at)
