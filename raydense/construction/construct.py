@@ -30,6 +30,7 @@ from raydense.data.json_lines import write_json_lines
 from raydense.data.missing_splits import fill_splits
 from raydense.data.splits import SHARES, divided
 from raydense.data.store import CorpusWriter
+from raydense.data.tables import one_column
 from raydense.errors import InputError, RefusedByStore
 from raydense.inference.arrivals import arriving
 from raydense.runtime.progress import Progress, say
@@ -198,9 +199,7 @@ def _lengths(files: list[tuple[Path, Path]], first: list[Mask], positive: pa.Arr
         table = pq.read_table(passages, columns=["passage_id", "length"]).filter(pa.array(mask))
         every.append(table["length"])
         of_positive.append(table.filter(pc.is_in(table["passage_id"], value_set=positive)))
-    return pa.chunked_array([chunk for column in every for chunk in column.chunks], pa.int32()).combine_chunks(), pa.concat_tables(
-        of_positive
-    )
+    return one_column(every).combine_chunks(), pa.concat_tables(of_positive)
 
 
 def _of_split(table: pa.Table, queries: pa.Table, lengths: pa.Table, rules: Rules) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raydense.construction.agreement import majority
 from raydense.construction.annotator_answers import UNSURE, AnnotatorAnswer
 from raydense.data.store import Rows
+from raydense.data.tables import one_column
 
 Pair = tuple[str, str]
 OPEN = -1
@@ -88,8 +89,8 @@ def applied(qrels: pa.Table, pairs: pa.Table, decided: Decided) -> pa.Table:
     added = pairs.take(pa.array(fresh))
     table = pa.table(
         {
-            "query_id": pa.chunked_array([*qrels["query_id"].chunks, *added["query_id"].chunks], pa.string()),
-            "passage_id": pa.chunked_array([*qrels["passage_id"].chunks, *added["passage_id"].chunks], pa.string()),
+            "query_id": one_column([qrels["query_id"], added["query_id"]]),
+            "passage_id": one_column([qrels["passage_id"], added["passage_id"]]),
             "relevance": pa.array(np.concatenate([after, decided.relevance[fresh]]), pa.int32()),
             "before": pa.concat_arrays([pa.array(relevance, pa.int32()), pa.nulls(len(fresh), pa.int32())]),
             "source": pa.array(np.array(SOURCES)[np.concatenate([source, decided.source[fresh]])], pa.string()),
@@ -101,8 +102,7 @@ def applied(qrels: pa.Table, pairs: pa.Table, decided: Decided) -> pa.Table:
 
 def _codes(first: pa.ChunkedArray, second: pa.ChunkedArray) -> Rows:
     """A number for each id of both columns, rising by where it first is."""
-    both = pa.chunked_array([*first.chunks, *second.chunks], pa.string()).combine_chunks()
-    return both.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return one_column([first, second]).combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def _matches(old: Rows, new: Rows) -> tuple[Rows, Rows]:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from raydense.data.same_text import normalised
 from raydense.data.shared_passages import groups_of
 from raydense.data.splits import SHARES, FillBy, divided
+from raydense.data.tables import one_column
 from raydense.errors import InputError
 
 _SEED = 0
@@ -29,7 +30,7 @@ def fill_splits(judged: dict[str, pa.Table], queries: pa.Table | None, by: FillB
         raise InputError(f"there are no judgements of {', '.join(SHARES)} to draw from: {has}", "fill_splits", "name one of them so")
     giver = parts[0]
     tables = [judged[giver], *(table for part, table in judged.items() if part != giver)]
-    questions = questions_of(_joined([table["query_id"] for table in tables]), queries)
+    questions = questions_of(one_column([table["query_id"] for table in tables]), queries)
     of_giver, of_others = np.split(groups_of(questions, tables) if by == "passages" else questions, [len(judged[giver])])
     groups, place = np.unique(of_giver, return_inverse=True)
     sizes = np.bincount(place[np.unique(questions[: len(of_giver)], return_index=True)[1]], minlength=len(groups))
@@ -78,12 +79,8 @@ def without_drawn(split: str, examples: pa.Table, drawn: dict[str, pa.Table], qu
     others = [table["query_id"] for part, table in drawn.items() if part not in (split, "train")]
     if not others:
         return examples
-    of_examples, of_others = np.split(questions_of(_joined([examples["query_id"], *others]), queries), [len(examples)])
+    of_examples, of_others = np.split(questions_of(one_column([examples["query_id"], *others]), queries), [len(examples)])
     return examples.filter(pa.array(~np.isin(of_examples, of_others)))
-
-
-def _joined(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
 
 
 def questions_of(query_ids: pa.ChunkedArray, queries: pa.Table | None) -> np.ndarray:

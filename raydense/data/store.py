@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raydense.data.lookup import each_once, hash_strings, joined, places_of
+from raydense.data.tables import one_column
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, Place
@@ -292,7 +293,7 @@ class CorpusWriter:
     def _ids_written(self, rows: Rows) -> Iterable[str]:
         files = [self.draft.read(f"corpus-{shard:05d}.arrow") for shard in range(self._shard)]
         columns = [pa.ipc.open_file(pa.memory_map(str(f))).read_all()["passage_id"] for f in files]
-        ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+        ids = one_column(columns)
         return (ids[row].as_py() for row in rows.tolist())
 
 

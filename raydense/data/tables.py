@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ def first_of_text(texts: pa.ChunkedArray) -> NDArray[np.int64]:
 def one_array(texts: pa.ChunkedArray) -> pa.Array:
     """The texts as one array: of Arrow's large strings, which may be more than 2 GiB."""
     return texts.cast(pa.large_string()).combine_chunks()
+
+
+def one_column(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Columns of one type, one after another, without a copy; of strings where there are none."""
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type if columns else pa.string())
 
 
 def unknown_query(query: str, where: object) -> InputError:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raydense.data.lookup import IdLookup
 from raydense.data.store import PassageStore, Rows
+from raydense.data.tables import one_column
 from raydense.errors import InputError
 from raydense.mining.negatives import Candidates
 from raydense.ranges import ranges
@@ -35,7 +36,7 @@ class Labels:
             raise InputError("holds examples without the scores of a teacher", path, "give what `raydense label` made")
         columns = [pq.read_table(part, columns=["query_id"])["query_id"] for part in self._parts]
         self._starts = np.cumsum([0, *map(len, columns)])
-        ids = pa.concat_arrays([chunk for column in columns for chunk in column.chunks]) if columns else pa.array([], pa.string())
+        ids = one_column(columns)
         if len(pc.unique(ids)) != len(ids):
             raise InputError("names a query twice", path, "give what `raydense label` made")
         self._lookup = IdLookup(ids)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydense.data.tables import write_arrow
+from raydense.data.tables import one_column, write_arrow
 from raydense.retrieval.bm25_counts import Part
 from raydense.retrieval.word_rules import RULES
 from raydense.storage import Draft
@@ -33,7 +33,7 @@ def merge_vocabularies(draft: Draft, parts: list[Part], rows: int) -> None:
     vocabulary = pa.ipc.open_file(pa.memory_map(str(draft.read(VOCABULARY)))).read_all()["word"].combine_chunks()
     for some in _groups(draft, missing):
         words = [_words(draft, part)["word"] for part in some]
-        ids = pc.index_in(pa.chunked_array([chunk for column in words for chunk in column.chunks], pa.string()), value_set=vocabulary)
+        ids = pc.index_in(one_column(words), value_set=vocabulary)
         ends = np.cumsum([len(column) for column in words])
         for part, mine in zip(some, np.split(ids.to_numpy(), ends[:-1]), strict=True):
             draft.keep(part.ids, mine.astype(np.int32).tofile)

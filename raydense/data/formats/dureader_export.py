@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from raydense.data.formats.outlet import Example, Outlet, Passage, splits_of, write_columns
 from raydense.data.json_lines import write_json_lines
 from raydense.data.store import full_text
-from raydense.data.tables import query_positions, query_starts, read_table
+from raydense.data.tables import one_column, query_positions, query_starts, read_table
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 
@@ -137,8 +137,7 @@ def _write_names(queries: pa.Table, folder: Path, split: str) -> None:
 
 def _write_others(outlet: Outlet, judged: list[pa.ChunkedArray]) -> None:
     """The queries without judgements as those of a test set, `test1/test1.json`."""
-    known = pa.chunked_array([chunk for ids in judged for chunk in ids.chunks], pa.string())
-    others = outlet.queries.filter(pc.invert(pc.is_in(outlet.queries["query_id"], pc.unique(known))))
+    others = outlet.queries.filter(pc.invert(pc.is_in(outlet.queries["query_id"], pc.unique(one_column(judged)))))
     folder = outlet.path / "test1"
     if not others.num_rows:
         return

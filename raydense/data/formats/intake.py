@@ -21,7 +21,7 @@ from raydense.data.lookup import IdLookup
 from raydense.data.margins import HardNegatives
 from raydense.data.missing_splits import fill_splits, without_drawn
 from raydense.data.store import CorpusWriter, PassageStore, Rows
-from raydense.data.tables import first_repeated
+from raydense.data.tables import first_repeated, one_column
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft
@@ -280,7 +280,7 @@ def _in_files(blocks: Iterator[pa.ChunkedArray], sizes: list[int], where: object
         while len(held) < size:
             if (more := next(blocks, None)) is None:
                 raise InputError("its input has fewer lines than when the passages were read", where, "import it when it no longer changes")
-            held = pa.chunked_array([*held.chunks, *more.chunks])
+            held = one_column([held, more])
         yield held.slice(0, size)
         held = held.slice(size)
 

@@ -18,7 +18,7 @@ from raydense.data.lookup import IdLookup
 from raydense.data.runs import query_blocks
 from raydense.data.settings import ExportSettings
 from raydense.data.store import PassageStore, Rows
-from raydense.data.tables import query_starts, read_table, unknown_query
+from raydense.data.tables import one_column, query_starts, read_table, unknown_query
 from raydense.errors import InputError
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Place, read_manifest
@@ -135,7 +135,7 @@ class Outlet:
     def _judged(self, folders: list[str]) -> pa.Array:
         """The ids of the queries that some judgements name, each once."""
         ids = [read_table(folder, "qrels", ["query_id"])["query_id"] for folder in folders]
-        return pc.unique(pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string()))
+        return pc.unique(one_column(ids))
 
     def qrels(self) -> pa.Table:
         """All rows of the given qrels; InputError if several are given."""

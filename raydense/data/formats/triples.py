@@ -16,6 +16,7 @@ from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import Field, Where, columns, placed, refuse_blank, where
 from raydense.data.formats.texts import Numbers, lists_of, text_id
 from raydense.data.store import PassageStore
+from raydense.data.tables import one_column
 
 _TEXTS = [Field("query", "text"), Field("positive", "text", "pos"), Field("negative", "text", "neg")]
 
@@ -36,8 +37,7 @@ def give_id_triples(split: str, blocks: Iterable[pa.Table], at: Where, source: o
         lines.append(np.stack([query, *sides]))
     query, *sides = np.concatenate(lines, axis=1)
     lists = [lists_of(query, side, len(numbers)) for side in sides]
-    queries = pa.chunked_array([chunk for part in asked for chunk in part.chunks], pa.string())
-    intake.examples(split, pa.table({"query_id": queries, "positives": lists[0], "negatives": lists[1]}), lambda _: str(source))
+    intake.examples(split, pa.table({"query_id": one_column(asked), "positives": lists[0], "negatives": lists[1]}), lambda _: str(source))
 
 
 class TextTriples:
@@ -68,7 +68,7 @@ class TextTriples:
 
     def queries(self) -> pa.Table:
         """The queries, in the order of their numbers."""
-        texts = pa.chunked_array([chunk for part in self._texts for chunk in part.chunks], pa.string())
+        texts = one_column(self._texts)
         return pa.table({"query_id": pa.array([text_id(text) for text in texts.to_pylist()], pa.string()), "text": texts})
 
     def examples(self, path: Path, store: PassageStore, queries: pa.Table) -> pa.Table:
@@ -85,4 +85,4 @@ class TextTriples:
 def _in_turn(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts of two columns, line by line."""
     turns = np.arange(2 * len(one)).reshape(2, -1).T.ravel()
-    return pa.chunked_array([*one.chunks, *other.chunks]).take(pa.array(turns))
+    return one_column([one, other]).take(pa.array(turns))
