@@ -13,6 +13,7 @@ from bm25s.tokenization import Tokenizer
 
 from raydense.data.store import PassageStore, full_text
 from raydense.errors import InputError
+from raydense.retrieval.kinds.bm25 import expanded_with
 from raydense.retrieval.word_rules import places
 from raydense.retrieval.words import Words, positions, words_of
 from raydense.runtime.progress import Progress
@@ -135,7 +136,7 @@ def from_index(index: Artifact, store: PassageStore) -> tuple[Words, Counter]:
     """
     if index.summary.get("kind") != "bm25":
         raise InputError("is no bm25 index", index.place, "give one of `raydense index --kind bm25`, or leave it out")
-    if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")):
+    if expanded_with(index):
         raise InputError("has the words of generated queries too", index.place, "give an index of the passages alone, or leave it out")
     store.refuse_rows_of_another(index)
     stopwords = Tokenizer(stopwords=_STOPWORDS).stopwords

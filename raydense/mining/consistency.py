@@ -29,6 +29,7 @@ from raydense.mining.counts import added
 from raydense.mining.negatives import Flags, first_of_each
 from raydense.mining.settings import FilterSettings
 from raydense.retrieval.kind import kind_of
+from raydense.retrieval.kinds.bm25 import expanded_with
 from raydense.retrieval.query_vectors import check_model, leaves_no_gpu
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, read_manifest, releases_outputs
@@ -82,7 +83,7 @@ def filter(settings: FilterSettings) -> Artifact:
 
 def _refuse_expanded(index: Artifact, generated: Generated) -> None:
     """InputError if the index was expanded with these queries: it would find each passage by the query itself, and drop nothing."""
-    if index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand")) == generated.origin:
+    if expanded_with(index) == generated.origin:
         raise InputError("was expanded with these same queries", index.place, "give an index of the passages alone")
 
 

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from raydense.retrieval.words import Words
 
 
+def expanded_with(index: Artifact) -> str | None:
+    """The `origin` of the generated queries whose words an index has, too; None for one of the passages alone."""
+    # an earlier version noted it among the inputs alone
+    found: str | None = index.summary.get("expand", index.manifest["made_from"].get("inputs", {}).get("expand"))
+    return found
+
+
 class Kind(IndexKind):
     """BM25: any batch of queries and any k give the same hits; it has no parameters, no model and no GPU."""
 
