@@ -47,16 +47,3 @@ class WithoutAnswers(BaseSettings):
         "leave out negatives whose title or text holds an answer of the query, as the scripts of RocketQA and ANCE do for Natural Questions: by its tokens in "
         "any case, or as a regular expression",
     )
-
-
-class HardNegatives(BaseSettings):
-    """Which negatives of a file that has them by system an import takes, as BEIR's train_msmarco_v3.py chooses (5 of each, margin 3)."""
-
-    per_system: int | None = setting(
-        None, "of each system that found negatives at most so many, the first that no earlier system has", ge=1
-    )
-    margin: float | None = setting(
-        None,
-        "leave out negatives whose cross-encoder score in the file is not this much below that of the positive, the lowest of several",
-        ge=0,
-    )

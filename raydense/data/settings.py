@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raydense.data.formats import by_name, formats_that
-from raydense.data.margins import HardNegatives
 from raydense.data.splits import FillBy
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, part_of, total
@@ -85,6 +84,19 @@ class HiddenSettings(BaseSettings):
 
     share: float = setting(0.5, "the share of the training queries", gt=0, lt=1)
     seed: int = setting(0, "random seed of the draw", ge=0, lt=2**63)
+
+
+class HardNegatives(BaseSettings):
+    """Which negatives of a file that has them by system an import takes, as BEIR's train_msmarco_v3.py chooses (5 of each, margin 3)."""
+
+    per_system: int | None = setting(
+        None, "of each system that found negatives at most so many, the first that no earlier system has", ge=1
+    )
+    margin: float | None = setting(
+        None,
+        "leave out negatives whose cross-encoder score in the file is not this much below that of the positive, the lowest of several",
+        ge=0,
+    )
 
 
 class ImportSettings(Settings):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +17,13 @@ from raydense.data.formats.ranking import Tables, write_run
 from raydense.data.generated import commit_queries
 from raydense.data.hidden_labels import hide_labels
 from raydense.data.lookup import IdLookup
-from raydense.data.margins import HardNegatives
 from raydense.data.missing_splits import fill_splits, without_drawn
+from raydense.data.settings import HardNegatives, ImportSettings
 from raydense.data.store import CorpusWriter, PassageStore, Rows
 from raydense.data.tables import first_repeated, one_column
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft
-
-if TYPE_CHECKING:
-    from raydense.data.settings import ImportSettings
 
 Passages = tuple[Iterable[pa.Table], Where]
 _FIX = "correct it, or give the data set that it was made for"

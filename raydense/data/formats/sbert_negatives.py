@@ -18,7 +18,7 @@ from raydense.data.formats.files import files_of, plain
 from raydense.data.formats.intake import Intake
 from raydense.data.formats.lines import check_string, json_objects
 from raydense.data.formats.records import name, number
-from raydense.data.margins import HardNegatives
+from raydense.data.settings import HardNegatives
 from raydense.errors import InputError
 from raydense.runtime.progress import Progress, say
 
