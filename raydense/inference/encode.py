@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,10 @@ from raydense.inference.pipeline import run_parts
 from raydense.inference.precision import precision_of, refuse_fp16_on_cpus
 from raydense.inference.settings import EncodeSettings
 from raydense.inference.sources import Passages, Queries, Source
-from raydense.inference.tokenising import tokenise_part
+from raydense.inference.tokenising import retriever_tokenizer, tokenise_part
 from raydense.models.model_kind import multiplies, require_model
 from raydense.runtime.progress import say
 from raydense.storage import Artifact, Draft, model_place, provenance, releases_outputs
-
-if TYPE_CHECKING:
-    from raydense.models.tokenizer import TextTokenizer
 
 
 @releases_outputs
@@ -55,7 +52,7 @@ def encode(settings: EncodeSettings) -> Artifact:
     pending = {part: stop - start for part, (start, stop) in enumerate(source.parts) if _name(part) not in there}
     if pending:
         actor = partial(PartEncoder, begun=precision_of(there.values(), draft), multiplies=multiplies(settings.model))
-        tokenise = partial(tokenise_part, load=_load_tokenizer, changes=tuple(settings.changes().items()))
+        tokenise = partial(tokenise_part, load=retriever_tokenizer, changes=tuple(settings.changes().items()))
         parts, sizes = [{"part": part} for part in pending], list(pending.values())
         run_parts(settings, draft, source.unit, parts, sizes, total, tokenise, actor, prints=made_from["inputs"])
     there = draft.committed()
@@ -85,12 +82,6 @@ def _say_similarity(model: str) -> None:
         say(
             f"encode: {model} names {named} as its similarity, and does not scale its vectors: an index ranks by the inner product of these"
         )
-
-
-def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
-    from raydense.models.tokenizer import load_tokenizer
-
-    return load_tokenizer(folder, **changes)
 
 
 class PartEncoder:

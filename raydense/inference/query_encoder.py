@@ -16,11 +16,10 @@ from raydense.inference.loading import in_thread
 from raydense.inference.packing import pack, token_columns, tokens_of, unpack
 from raydense.inference.pipeline import run
 from raydense.inference.settings import Spread
-from raydense.inference.tokenising import Changes, kept_tokenizer
+from raydense.inference.tokenising import Changes, kept_tokenizer, retriever_tokenizer
 from raydense.storage import check_unchanged, model_place
 
 if TYPE_CHECKING:
-    from raydense.models.tokenizer import TextTokenizer
     from raydense.models.tokens import Tokens
 
 _GPU_TOKENS = 16_384  # of a batch: queries are short, and need little padding
@@ -76,13 +75,7 @@ def encode_blocks(
 
 
 def _tokenise(table: pa.Table, model: str, fingerprint: str, dimension: int, texts: Texts, prompt: Changes) -> pa.Table:
-    return pack(token_columns(kept_tokenizer(_load_tokenizer, model, fingerprint, prompt).queries(texts(table))))
-
-
-def _load_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
-    from raydense.models.tokenizer import load_tokenizer
-
-    return load_tokenizer(folder, **changes)
+    return pack(token_columns(kept_tokenizer(retriever_tokenizer, model, fingerprint, prompt).queries(texts(table))))
 
 
 class _Encoder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -12,6 +12,9 @@ from raydense.inference.packing import pack, token_columns
 from raydense.inference.settings import EncodeSettings, GenerateSettings
 from raydense.inference.sources import source_of
 from raydense.storage import Draft, check_unchanged
+
+if TYPE_CHECKING:
+    from raydense.models.tokenizer import TextTokenizer
 
 Changes = tuple[tuple[str, Any], ...]
 
@@ -39,3 +42,10 @@ def kept_tokenizer(load: Callable[..., Any], folder: str, print_: str, changes: 
     tokenizer = load(folder, **dict(changes))
     check_unchanged(folder, print_)
     return tokenizer
+
+
+def retriever_tokenizer(folder: str, **changes: Any) -> TextTokenizer:
+    """The tokenizer of a retriever, for `kept_tokenizer`."""
+    from raydense.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder, **changes)

@@ -14,13 +14,13 @@ from inference_world import make_corpus, make_queries, make_reranker, make_retri
 from raydense.data.store import PassageStore, store_of
 from raydense.data.tables import read_table
 from raydense.errors import InputError
-from raydense.inference.encode import PartEncoder, _load_tokenizer
+from raydense.inference.encode import PartEncoder
 from raydense.inference.layout import Layout
 from raydense.inference.packing import tokens_of, unpack
 from raydense.inference.rerank import tokenise_block
 from raydense.inference.settings import EncodeSettings, RerankSettings
 from raydense.inference.sources import source_of
-from raydense.inference.tokenising import kept_tokenizer, tokenise_part
+from raydense.inference.tokenising import kept_tokenizer, retriever_tokenizer, tokenise_part
 from raydense.models.tokenizer import load_tokenizer
 from raydense.storage import Artifact, Draft, fingerprint_of
 
@@ -56,7 +56,7 @@ def prints(world: Path, model: str) -> dict[str, str]:
 def test_shards_are_tokenised_as_in_this_process_and_the_corpus_is_opened_once(world: Path, opened: list[str], tmp_path: Path) -> None:
     settings = EncodeSettings.read({"model": str(world / "retriever"), "corpus": str(world / "corpus"), "output": "o"})
     draft = Draft.open(tmp_path / "o", "embeddings", {})
-    task = partial(tokenise_part, settings=settings, draft=draft, prints=prints(world, "retriever"), load=_load_tokenizer)
+    task = partial(tokenise_part, settings=settings, draft=draft, prints=prints(world, "retriever"), load=retriever_tokenizer)
     columns = [unpack(task(pa.table({"part": [shard]}))) for shard in (2, 0, 1)]
     assert opened == [str(world / "corpus")]
     store, tokenizer = PassageStore(world / "corpus"), load_tokenizer(world / "retriever")
@@ -80,7 +80,7 @@ def test_a_model_replaced_while_a_stage_runs_is_refused_by_each_task_and_actor(w
     model = shutil.copytree(world / "retriever", tmp_path / "model")
     settings = EncodeSettings.read({"model": str(model), "corpus": str(world / "corpus"), "output": "o"})
     draft, begun = Draft.open(tmp_path / "o", "embeddings", {}), {**prints(world, "retriever"), "model": fingerprint_of(model)}
-    tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=_load_tokenizer)
+    tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=retriever_tokenizer)
     layout = Layout(fewest=1, first=1, most=1, gpus=0, cpus=1, per_node=1)
     done = PartEncoder(settings, draft, begun, layout, None)(tokenise(pa.table({"part": [0]})))
     make_retriever(model, seed=99)
@@ -96,7 +96,7 @@ def test_queries_are_read_at_their_own_length_and_refused_when_replaced(world: P
     settings = EncodeSettings.read({"model": str(world / "retriever"), "queries": str(queries), "output": "o", "query_length": 4})
     draft, begun = Draft.open(tmp_path / "o", "embeddings", {}), prints(world, "retriever")
     changes = tuple(settings.changes().items())
-    tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=_load_tokenizer, changes=changes)
+    tokenise = partial(tokenise_part, settings=settings, draft=draft, prints=begun, load=retriever_tokenizer, changes=changes)
     found = tokens_of(unpack(tokenise(pa.table({"part": [0]}))))
     texts = read_table(queries, "queries")["text"].to_pylist()
     assert found.ids.tolist() == load_tokenizer(world / "retriever", query_length=4).queries(texts).ids.tolist()
