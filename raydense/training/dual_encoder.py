@@ -116,11 +116,8 @@ class DualEncoderMethod(Method):
 
         `teacher` float32 [n, 1 + negatives]: their teacher scores, if the examples have scores.
         """
-        import numpy as np
-
         mine = part.slice_of(self.rank, self.workers)
-        rows = np.concatenate([mine.positives[:, :1], mine.negatives], axis=1)
-        return self.tokenized(mine, rows.ravel()) | teacher_of(mine)
+        return self.tokenized(mine, mine.lists.ravel()) | teacher_of(mine)
 
     def tokenized(self, mine: Part, rows: NDArray[np.int64]) -> Batch:
         """Padded batches of a slice's queries, and of the passages at `rows`."""

@@ -29,6 +29,11 @@ class Part:
     def __len__(self) -> int:
         return len(self.query)
 
+    @property
+    def lists(self) -> Ints:
+        """The rows of each query's list [b, 1 + k]: its first positive, then its negatives."""
+        return np.concatenate([self.positives[:, :1], self.negatives], axis=1)
+
     def slice_of(self, rank: int, workers: int) -> Part:
         """The contiguous slice of worker `rank`."""
         share = len(self) // workers

@@ -149,7 +149,7 @@ class Joint(Method):
         from raydense.training.known import known_of_lists
 
         mine = part.slice_of(self.rank, self.workers)
-        rows = np.concatenate([mine.positives[:, :1], mine.negatives, self._others(part)], axis=1)
+        rows = np.concatenate([mine.lists, self._others(part)], axis=1)
         relevant = known_of_lists(mine, rows, self.texts.store.text_hash)
         passages, place = np.unique(rows, return_inverse=True)
         texts, queries = self.texts.passages(passages), self.texts.queries(mine.query)

@@ -80,7 +80,7 @@ class Reranker(Method):
         from raydense.training.known import known_of_lists
 
         mine = part.slice_of(self.rank, self.workers)
-        rows = np.concatenate([mine.positives[:, :1], mine.negatives], axis=1)
+        rows = mine.lists
         queries = np.repeat(np.array(self.texts.queries(mine.query), object), rows.shape[1]).tolist()
         pairs = self.model.tokenize_pairs(queries, self.texts.passages(rows.ravel()))
         relevant = known_of_lists(mine, rows, self.texts.store.text_hash)
