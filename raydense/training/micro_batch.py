@@ -155,7 +155,12 @@ def kept_micro_batch(place: Place, device: torch.device, on_machine: int) -> tup
 
 def largest_by_estimate(estimate: MemoryEstimate, available: int) -> int:
     """The largest candidate that needs at most `available` bytes; 0 if none does."""
-    return _first(choices(estimate.settings), lambda texts: estimate.memory(texts).total <= available)
+
+    def fits(texts: int) -> bool:
+        return estimate.memory(texts).total <= available
+
+    most, *fewer = choices(estimate.settings)
+    return most if fits(most) else _first(fewer, fits)  # on a CPU all texts mostly fit, and each estimate takes a second or more
 
 
 def largest_by_trial(model: nn.Module, estimate: MemoryEstimate, device: torch.device) -> int:
