@@ -9,9 +9,6 @@ from inference_world import make_retriever
 import raydense as rd
 from raydense.evaluation.mteb_search import MtebSearch
 
-mteb = pytest.importorskip("mteb")
-datasets = pytest.importorskip("datasets")
-
 EXACT = {"encode": {"precision": "fp32", "dtype": "float32", "concurrency": (1, 1)}, "index": {"shards": 3}}
 
 
@@ -27,6 +24,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mteb")  # not at the top: each process of tests collects this file, and importing mteb takes seconds
+    datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
 
@@ -47,6 +46,8 @@ def task_of(folder: Path) -> Any:
 
 def scores(model: Any, folder: Path) -> dict[str, dict[str, float]]:
     """What mteb measures, by split."""
+    import mteb
+
     (result,) = mteb.evaluate(model, task_of(folder), cache=None, show_progress_bar=False).task_results
     return {split: found[0] for split, found in result.scores.items()}
 
@@ -68,6 +69,7 @@ def by_hand(root: Path, split: str) -> dict[str, float]:
 
 
 def test_a_task_scores_as_the_stages_and_as_sentence_transformers(world, tmp_path, ray_cluster):
+    import mteb
     from sentence_transformers import SentenceTransformer
 
     model = MtebSearch(world / "model", tmp_path / "work", **EXACT)
