@@ -127,18 +127,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return root, runs
 
 
-def measured(root: Path, run: str, where: Path) -> float:
-    made = evaluate(EvaluateSettings(output=str(where), run=[run], qrels=str(root / "qrels"), metrics=["RR@5"]))
-    return made.summary["result"]["metrics"]["RR@5"]
+def measured(root: Path, runs: list[str], where: Path) -> list[float]:
+    named = [f"r{number}={run}" for number, run in enumerate(runs)]
+    made = evaluate(EvaluateSettings(output=str(where), run=named, qrels=str(root / "qrels"), metrics=["RR@5"]))
+    return [made.summary["result"]["runs"][f"r{number}"]["metrics"]["RR@5"] for number in range(len(runs))]
 
 
 def test_the_weights_are_those_with_the_best_metric_of_all_that_are_tried(world: tuple[Path, list[str]], tmp_path: Path):
     root, runs = world
     tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), run=runs, qrels=str(root / "qrels"), metric="RR@5"))
-    values = {}
+    made = {}
     for number, weights in enumerate(combinations(2)):
-        made = fuse(FuseSettings(output=str(tmp_path / f"w{number}"), run=runs, method="sum", weights=weights))
-        values[tuple(weights)] = measured(root, str(made.path), tmp_path / f"r{number}")
+        made[tuple(weights)] = str(fuse(FuseSettings(output=str(tmp_path / f"w{number}"), run=runs, method="sum", weights=weights)).path)
+    values = dict(zip(made, measured(root, list(made.values()), tmp_path / "report"), strict=True))
     assert values[tuple(tuned.summary["weights"].values())] == max(values.values()) == pytest.approx(tuned.summary["dev"]["fused"])
     assert max(values.values()) > max(values[1.0, 0.0], values[0.0, 1.0])
     assert tuned.summary["corpus"] == "c"
@@ -221,11 +222,11 @@ def test_lambda_is_the_best_of_a_grid_around_the_ratio_of_what_the_scores_span(w
     tuned = fuse(FuseSettings(output=str(tmp_path / "tuned"), qrels=str(root / "qrels"), metric="RR@5", **asked))
     judged = [f"q{i}" for i in range(15)]
     spans = [np.mean([np.ptp([score for _, score in hits_of(Artifact.open(run))[query]]) for query in judged]) for run in runs]
-    values = {}
+    made = {}
     for step in range(-16, 17):
         weight = float(f"{spans[0] / spans[1] * 2 ** (step / 4):.3g}")
-        made = fuse(FuseSettings(output=str(tmp_path / f"w{step}"), method="sum", weights=[1.0, weight], **asked))
-        values[weight] = measured(root, str(made.path), tmp_path / f"r{step}")
+        made[weight] = str(fuse(FuseSettings(output=str(tmp_path / f"w{step}"), method="sum", weights=[1.0, weight], **asked)).path)
+    values = dict(zip(made, measured(root, list(made.values()), tmp_path / "report"), strict=True))
     one, weight = tuned.summary["weights"].values()
     assert (one, tuned.summary["method"], tuned.summary["scale"]) == (1.0, "sum", False)
     assert values[weight] == max(values.values()) == pytest.approx(tuned.summary["dev"]["fused"])

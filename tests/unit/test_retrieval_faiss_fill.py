@@ -99,8 +99,9 @@ TRAINED = ["IVF64,SQ8", "PQ2x4", "PCA16,Flat", "OPQ2_16,PQ2x4", "IVF64_HNSW8,Fla
 
 @pytest.mark.parametrize("factory", TRAINED)
 def test_a_quantiser_trained_by_more_threads_has_the_same_bytes(factory: str) -> None:
-    made, rows = set(), 2_000 if "OPQ" in factory else 20_000
-    for threads in (1, 2, 4):
+    slow = "OPQ" in factory
+    made, rows = set(), 2_000 if slow else 20_000
+    for threads in (1, 4) if slow else (1, 2, 4):
         index = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
         train(index, vectors()[:rows].astype(np.float32), threads)
         made.add(faiss.serialize_index(index).tobytes())
