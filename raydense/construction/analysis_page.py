@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 from markupsafe import Markup, escape
 
 from raydense.construction.error_kinds import RULES
 from raydense.construction.settings import AnalyseSettings
 from raydense.construction.terms import Splitter, Term
+from raydense.data.page_template import page_template
 
 if TYPE_CHECKING:
     from raydense.construction.analyse import Sorted
@@ -37,9 +36,8 @@ def write_page(
         {"name": kind, **found, "meaning": meanings.get(kind, "No rule fires."), "examples": _examples(kind, pairs, best, splitter)}
         for kind, found in result["kinds"].items()
     ]
-    source = files("raydense.construction").joinpath("analysis.html.j2").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    shown = page.from_string(source).render(run=settings.run, kinds=kinds, **{k: v for k, v in result.items() if k != "kinds"})
+    template = page_template("raydense.construction", "analysis.html.j2")
+    shown = template.render(run=settings.run, kinds=kinds, **{k: v for k, v in result.items() if k != "kinds"})
     path.write_text(shown, encoding="utf-8")
 
 

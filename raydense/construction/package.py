@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from raydense.data.json_lines import write_json_lines
 from raydense.data.marking import marking_script
+from raydense.data.page_template import page_template
 from raydense.runtime.progress import Progress
 from raydense.storage import Draft, digest_of
 
@@ -102,6 +102,4 @@ def _write_page(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) ->
 
 @cache
 def _template() -> jinja2.Template:
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
-    return page.from_string(files("raydense.construction").joinpath("package.html.j2").read_text(encoding="utf-8"))
+    return page_template("raydense.construction", "package.html.j2", policies={"json.dumps_kwargs": {"ensure_ascii": False}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import jinja2
 import pyarrow as pa
 from markupsafe import Markup
 
+from raydense.data.page_template import page_template
 from raydense.data.store import PassageStore
 from raydense.evaluation.curves import curve_svg, read_curves
 from raydense.evaluation.examples import Reader, choose
@@ -52,11 +52,13 @@ def write_report(
 
 
 def _template() -> jinja2.Template:
-    source = files("raydense.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters["figure"] = lambda value: "–" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
-    page.filters["p"] = lambda value: "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
-    return page.from_string(source)
+    def figure(value: float | None) -> str:
+        return "–" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+
+    def p(value: float | None) -> str:
+        return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+    return page_template("raydense.evaluation", "report.html.j2", {"figure": figure, "p": p})
 
 
 def table_rows(names: list[str], measured: dict[str, Any], significance: dict[str, Any] | None) -> list[dict[str, Any]]:
