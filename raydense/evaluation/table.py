@@ -13,10 +13,10 @@ def measures_runs(report: Artifact) -> bool:
     return not {"runs", "metrics"}.isdisjoint(report.summary["result"])
 
 
-def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = None, metrics: list[str] | None = None) -> str:
-    """The runs of a report artifact, a line each, with their metrics (all, or those named, in that order) and seconds if given."""
+def comparison_table(report: Artifact, seconds: Mapping[str, float] | None = None) -> str:
+    """The runs of a report artifact, a line each, with their metrics, and seconds if given."""
     runs = _runs_of(report)
-    names = metrics or metrics_in(runs.values())
+    names = metrics_in(runs.values())
     lines = [["", *names, *(["seconds"] if seconds is not None else [])]]
     for run, measured in runs.items():
         time = [] if seconds is None else [f"{seconds[run]:,.1f}" if run in seconds else "-"]
