@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from raydense.evaluation.settings import SuiteSettings
+from raydense.fields import takes_words
 from raydense.recipes.stage import VERBS
 from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings
@@ -51,9 +52,16 @@ def _stage(name: str, settings: type[BaseSettings], beyond: type[BaseSettings] |
 
 
 def _row(key: str, field: FieldInfo, required: str) -> str:
+    return f"| `{key}` | {_kind(field)} | {required or _value(field.default)} | {field.description} |".replace("|'", "'")
+
+
+def _kind(field: FieldInfo) -> str:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    kind = f"input: {extra['artifact']}" if "artifact" in extra else "spread" if "resource" in extra else _type(field.annotation)
-    return f"| `{key}` | {kind} | {required or _value(field.default)} | {field.description} |".replace("|'", "'")
+    if "artifact" in extra:
+        return f"input: {extra['artifact']}"
+    if "resource" in extra:
+        return "spread"
+    return "texts" if field.annotation == list[str] and not takes_words(field) else _type(field.annotation)
 
 
 def _type(annotation: object) -> str:

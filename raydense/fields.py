@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, overload
 
 from pydantic import BeforeValidator, Field
+from pydantic.fields import FieldInfo
 
 _WORD = re.compile(r"(?:\([^)]*\)|[^\s,])+")
 
@@ -39,7 +40,12 @@ def words(value: object) -> object:
     return _WORD.findall(value) if isinstance(value, str) else value
 
 
-def _folders(value: object) -> object:
+def takes_words(field: FieldInfo) -> bool:
+    """Whether a text stands for several values of the field, as its words."""
+    return any(isinstance(one, BeforeValidator) and one.func is words for one in field.metadata)
+
+
+def _one_as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -111,8 +117,12 @@ if TYPE_CHECKING:  # what type checkers see: a path or an artifact may be given 
         def __get__(self, settings: object, of: Any) -> list[str]: ...
         def __get__(self, settings: object | None, of: Any) -> Self | list[str]: ...
         def __set__(self, settings: object, given: str | Sequence[str]) -> None: ...
+
+    class Texts(Words):
+        """Texts with any blanks and commas in them, stored as a list; a text is one."""
 else:
     Folder, FolderOrNone = str, str | None
-    Folders = Annotated[list[str], BeforeValidator(_folders)]
+    Folders = Annotated[list[str], BeforeValidator(_one_as_list)]
     OneOrMore = Annotated[str | list[str] | None, BeforeValidator(_one_or_more)]
     Words = Annotated[list[str], BeforeValidator(words)]
+    Texts = Annotated[list[str], BeforeValidator(_one_as_list)]

@@ -17,7 +17,21 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from raydense.errors import InputError, InputErrors, did_you_mean
-from raydense.fields import Folder, FolderOrNone, Folders, NumberOrAuto, OneOrMore, Pair, Words, artifact, group, resource, setting, words
+from raydense.fields import (
+    Folder,
+    FolderOrNone,
+    Folders,
+    NumberOrAuto,
+    OneOrMore,
+    Pair,
+    Texts,
+    Words,
+    artifact,
+    group,
+    resource,
+    setting,
+    words,
+)
 from raydense.forecast import Forecast, Known
 from raydense.storage import Place, checked, folders_by_name, is_hub_name, model_place, named, named_folders
 
@@ -30,6 +44,7 @@ __all__ = [
     "OneOrMore",
     "Pair",
     "Settings",
+    "Texts",
     "Words",
     "artifact",
     "flat",

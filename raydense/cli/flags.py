@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
 from raydense.errors import InputErrors
+from raydense.fields import takes_words
 from raydense.recipes.content import load_yaml
 from raydense.runtime.verbosity import QUIET, VARIABLE, VERBOSE
 from raydense.settings import BaseSettings, put
@@ -131,7 +132,9 @@ def _metavar(field: FieldInfo) -> str:
         return "|".join([*choices, "INT"] if _holds(annotation, int) else choices)
     if isinstance(field.json_schema_extra, dict) and "artifact" in field.json_schema_extra:
         return _ARTIFACTS.get(str(field.json_schema_extra["artifact"]), _FOLDER)
-    for kind, word in ((list, "WORDS"), (tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
+    if _holds(annotation, list):
+        return "WORDS" if takes_words(field) else "TEXT"
+    for kind, word in ((tuple, "MIN,MAX"), (int, "INT"), (float, "NUMBER")):
         if _holds(annotation, kind):
             return word
     return "PATH" if (field.description or "").startswith("the folder to make") else "TEXT"

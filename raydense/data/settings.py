@@ -12,7 +12,7 @@ from raydense.data.formats import by_name, formats_that
 from raydense.data.splits import FillBy
 from raydense.errors import did_you_mean
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, part_of, total
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Words, artifact, group, setting, words
+from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Texts, Words, artifact, group, setting, words
 from raydense.storage import named, named_folders
 
 
@@ -184,7 +184,7 @@ class MixSettings(Settings):
     weights: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(words)] = setting(
         [], "how often an epoch has the examples of each source: 2 for twice, 0.5 for half of them, drawn anew each epoch; by default once"
     )
-    prefixes: list[str] = setting([], "text put before the queries of each source, in their order")
+    prefixes: Texts = setting([], "text put before the queries of each source, in their order")
 
     @model_validator(mode="after")
     def _fits_sources(self) -> Self:

@@ -9,7 +9,20 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raydense.errors import InputError
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.inference.settings import QueryPrompt
-from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, OneOrMore, Settings, Words, artifact, group, setting, words
+from raydense.settings import (
+    BaseSettings,
+    Folder,
+    FolderOrNone,
+    Folders,
+    OneOrMore,
+    Settings,
+    Texts,
+    Words,
+    artifact,
+    group,
+    setting,
+    words,
+)
 from raydense.storage import named, named_folders
 
 
@@ -127,7 +140,7 @@ class SuiteSettings(Settings, QueryPrompt):
         "the folder of the test sets, at any depth: BEIR folders, or what `raydense import` made; those of a sub-folder count as one",
     )
     model: FolderOrNone = artifact("model", "faiss: the retriever", None)
-    prefixes: list[str] = setting([], "SET=text: query_prefix of one set, or of those below a sub-folder, in place of what is for all")
+    prefixes: Texts = setting([], "SET=text: query_prefix of one set, or of those below a sub-folder, in place of what is for all")
     reranker: FolderOrNone = artifact("model", "a re-ranker for the first passages of each query, which is measured, too", None)
     sets: Words = setting([], "only these sets, or those below these sub-folders; by default all")
     splits: Words = setting(

@@ -406,6 +406,15 @@ def test_flags_express_a_path_with_a_blank(tmp_path, capsys, monkeypatch):
     assert "--address: missing" in capsys.readouterr().err
 
 
+def test_a_text_given_once_is_a_list_also_in_a_job(capsys, monkeypatch):
+    """So that the address alone is missing."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    given = ["--suite", "/shared/sets", "--model", "/shared/m", "--prefixes", "nq=a question, of two words: "]
+    with pytest.raises(SystemExit, match="2"):
+        main(["submit", "evaluate", *given, "--output", "/shared/o"])
+    assert "--address: missing" in capsys.readouterr().err
+
+
 def test_what_lies_in_a_bucket_is_seen_by_every_node():
     settings = SearchSettings(index="s3://b/ix", queries="gs://b/q", output="s3://b/run")
     work = verb_work("search", settings)

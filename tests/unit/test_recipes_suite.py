@@ -252,6 +252,7 @@ def test_nothing_measured_is_no_table():
         (["--run", "r", "--answers", "token"], "--answers: was renamed; write --answers.match"),
         (["--suite", "s"], "a suite needs model, the retriever to measure, or kind bm25"),
         (["--suite", "s", "--model", "m", "--k", "0"], "--k: input should be greater than or equal to 1"),
+        (["--suite", "s", "--model", "m", "--prefixes", "nq=q: "], "s: no such folder"),
         (["--suite", "s", "--model", "m"], "s: no such folder; give the folder that holds the test sets"),
         (["--config", "c.yaml", "--qrels", "q"], "--qrels: does not go with --suite"),
     ],
@@ -279,3 +280,5 @@ def test_help_teaches_both_forms(capsys: pytest.CaptureFixture[str]):
         assert flag in printed
         assert (f"\n  {flag}" in after) == (name not in ("output", "metrics"))
     assert "--qrels" in before
+    assert "--prefixes TEXT " in after
+    assert "--sets WORDS " in after
