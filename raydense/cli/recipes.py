@@ -45,12 +45,17 @@ def recipe_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def read_recipe(file: str, output: str, changes: tuple[str, ...], concurrent: int = 1) -> Recipe | Sweep:
     """The recipe in a file, or the sweep where it has `sweep:`; InputError where several trials are to be concurrent and there is one."""
-    if not output:
-        raise InputError("is empty", "--output", "give the folder for the outputs of all stages")
+    _refuse_no_output(output)
     sweep = Sweep.read(file, output, changes)
     if sweep is None and concurrent > 1:
         raise InputError("there is one trial, as the recipe has no `sweep:`", "--concurrent", "leave it out")
     return Recipe.read(file, output, changes) if sweep is None else sweep
+
+
+def _refuse_no_output(output: str) -> None:
+    """InputError on an empty path, which would be the current folder."""
+    if not output:
+        raise InputError("is empty", "--output", "give the folder for the outputs of all stages")
 
 
 def stages_of(work: Recipe | Sweep) -> list[Stage]:
@@ -132,6 +137,7 @@ def demo_command(output: str, seed: int, as_json: bool) -> None:
 
     Run it again and nothing is computed twice; stop it anywhere, run it again, and it continues.
     """
+    _refuse_no_output(output)
     file = recipe_file("quickstart")
     report = _run(Recipe.read(file, output, (f"seed={seed}",)), as_json)
     if not as_json:

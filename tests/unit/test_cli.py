@@ -86,6 +86,7 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
         ),
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
+        (["demo", "--output", ""], "--output: is empty; give the folder for the outputs of all stages"),
         (
             ["search", "--index", "i", "--queries", "q", "--output", "o", "--background"],
             "a search without model does not use background: leave it out",
