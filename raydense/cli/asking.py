@@ -16,7 +16,7 @@ from raydense.errors import InputError
 from raydense.retrieval.settings import SearchSettings
 from raydense.runtime.progress import say, say_error
 from raydense.serving.settings import RetrieverSettings
-from raydense.settings import setting
+from raydense.settings import BaseSettings, setting
 
 if TYPE_CHECKING:
     from raydense.serving.hits import HitList
@@ -40,11 +40,19 @@ def read_search(config: str | None, flags: dict[str, Any]) -> SearchSettings | A
     question, given = flags.get("question"), {key: value for key, value in flags.items() if key != "question" and value not in (None, ())}
     if config and question:
         raise InputError("a question takes no file of settings", "--config", "leave out the file, or the question")
-    if question and (stage := next((key for key in _STAGE if key in given), None)):
-        raise InputError("is for many queries", f"--{stage}", "leave it out, or leave out the question")
     if config or (given.keys() & set(_STAGE) and not question):
+        fix = "leave it out, or ask a question without queries and output"
+        _refuse_others(given, SearchSettings, "is for questions", fix)
         return read(SearchSettings, config, given)
+    fix = f"leave it out, or {'leave out the question' if question else 'give --queries and --output'}"
+    _refuse_others(given, AskSettings, "is for many queries", fix)
     return read(AskSettings, None, given)
+
+
+def _refuse_others(given: dict[str, Any], settings_class: type[BaseSettings], what: str, fix: str) -> None:
+    """InputError on a flag that the other form of `search` alone has."""
+    if other := next((key for key in given if key not in settings_class.all_fields()), None):
+        raise InputError(what, f"--{other.replace('_', '-')}", fix)
 
 
 def search_flags() -> list[click.Parameter]:

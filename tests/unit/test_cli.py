@@ -84,6 +84,16 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
             ["search", "a question", "--queries", "q", "--index", "i"],
             "--queries: is for many queries; leave it out, or leave out the question",
         ),
+        (
+            ["search", "a question", "--index", "i", "--threads", "2"],
+            "--threads: is for many queries; leave it out, or leave out the question",
+        ),
+        (["search", "--index", "i", "--threads", "2"], "--threads: is for many queries; leave it out, or give --queries and --output"),
+        (
+            ["search", "--index", "i", "--queries", "q", "--output", "o", "--corpus", "c"],
+            "--corpus: is for questions; leave it out, or ask a question without queries and output",
+        ),
+        (["search", "--config", "s.yaml", "--rerank-depth", "9"], "--rerank-depth: is for questions"),
         (["evaluate", "--run", "nowhere", "--qrels", "q", "--output", "o"], "no such folder"),
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
         (["demo", "--output", ""], "--output: is empty; give the folder for the outputs of all stages"),
