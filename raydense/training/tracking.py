@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections import deque
@@ -106,7 +107,8 @@ def _mlflow(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
 
 
 def _wandb(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
-    run = tracker.init(project="raydense", name=Path(settings.output).name, config=settings.shaping())
+    project = os.environ.get("WANDB_PROJECT") or "raydense"  # what `init` is given overrides the environment
+    run = tracker.init(project=project, name=Path(settings.output).name, config=settings.shaping())
     _end_with(stack, run, "wandb")
     return lambda line: run.log(_numbers(line), step=line["step"])
 
