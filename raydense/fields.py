@@ -60,7 +60,13 @@ def _number_or_auto(value: object) -> object:
     return value
 
 
-Pair = Annotated[tuple[int, int], BeforeValidator(words)]
+def _two_numbers(value: object) -> object:
+    """The numbers of a text; one number, in a text or by itself, stands for both."""
+    numbers = [value] if isinstance(value, int) and not isinstance(value, bool) else words(value)
+    return numbers * 2 if isinstance(numbers, list) and len(numbers) == 1 else numbers
+
+
+Pair = Annotated[tuple[int, int], BeforeValidator(_two_numbers)]
 
 
 NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]

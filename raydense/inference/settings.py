@@ -15,7 +15,8 @@ class Spread(BaseModel):
     """The size of an actor pool; part of the settings of stages that run on Ray Data."""
 
     concurrency: Pair = resource(
-        (1, 0), "fewest and most model actors, as MIN,MAX; MAX 0: as many as fit, on a cluster one per file, since it may grow"
+        (1, 0),
+        "fewest and most model actors, as MIN,MAX; one number for exactly so many; MAX 0: as many as fit, on a cluster one per file, since it may grow",
     )
     gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1: one if the cluster has GPUs, otherwise none")
     accelerator: str = resource(

@@ -49,10 +49,10 @@ def test_a_script_ends_as_a_command_does(name, error, code, line, monkeypatch, c
     assert capsys.readouterr().err == f"{name}: {line}\n"
 
 
-def test_a_concurrency_of_one_number_is_refused_before_the_import(monkeypatch, capsys):
+def test_a_concurrency_of_more_than_the_most_is_refused_before_the_import(monkeypatch, capsys):
     monkeypatch.setattr(rd, "import_corpus", None, raising=False)
     with pytest.raises(SystemExit, match="2"):
-        _run("encode_wikipedia", [*GIVEN["encode_wikipedia"], "--concurrency", "8"], monkeypatch)
+        _run("encode_wikipedia", [*GIVEN["encode_wikipedia"], "--concurrency", "8,1"], monkeypatch)
     assert "MIN,MAX" in capsys.readouterr().err
 
 

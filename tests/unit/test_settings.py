@@ -90,7 +90,8 @@ def test_words_and_pairs_are_read_from_text():
     shown = "P(judged_only=True,rel=2)@5"  # as ir-measures writes it
     for given in (f"{shown} RR@10", f"{shown},RR@10", (shown, "RR@10"), [shown, "RR@10"]):
         assert EvaluateSettings.read({"run": "a", "qrels": "q", "metrics": given, "output": "o"}).metrics == [shown, "RR@10"]
-    assert EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "concurrency": "1,4"}).concurrency == (1, 4)
+    for given, pair in {"1,4": (1, 4), "4": (4, 4), 4: (4, 4), (1, 4): (1, 4)}.items():
+        assert EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "concurrency": given}).concurrency == pair
 
 
 def test_an_index_takes_what_its_kind_needs():
