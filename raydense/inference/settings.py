@@ -18,7 +18,9 @@ class Spread(BaseModel):
         (1, 0),
         "fewest and most model actors, as MIN,MAX; one number for exactly so many; MAX 0: as many as fit, on a cluster one per file, since it may grow",
     )
-    gpus_per_actor: float = resource(-1.0, "GPUs of one actor; -1: one if the cluster has GPUs, otherwise none")
+    gpus_per_actor: float = resource(
+        -1.0, "GPUs of one actor, which uses one, or a fraction of one; -1: one if the cluster has GPUs, otherwise none", ge=-1, le=1
+    )
     accelerator: str = resource(
         "", "the kind of GPU that each actor gets, where those of a cluster differ, by Ray's name: V100, T4, A100, H100 and others"
     )
@@ -30,6 +32,8 @@ class Spread(BaseModel):
         low, high = self.concurrency
         if low < 1 or (high and high < low):
             raise ValueError(f"concurrency {low},{high} must be MIN,MAX with 1 <= MIN <= MAX (or MAX 0)")
+        if -1 < self.gpus_per_actor < 0:
+            raise ValueError(f"gpus_per_actor is {self.gpus_per_actor:g}: give -1, or 0 to 1")
         if self.accelerator and not self.gpus_per_actor:
             raise ValueError("accelerator names a kind of GPU, and gpus_per_actor is 0: leave one of them out")
         return self

@@ -94,6 +94,14 @@ def test_words_and_pairs_are_read_from_text():
         assert EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "concurrency": given}).concurrency == pair
 
 
+@pytest.mark.parametrize(
+    ("gpus", "message"), [(-3, "greater than or equal to -1"), (4, "less than or equal to 1"), (-0.5, "give -1, or 0 to 1")]
+)
+def test_an_actor_has_at_most_one_gpu(gpus, message):
+    with pytest.raises(InputError, match=message):
+        EncodeSettings.read({"model": "m", "corpus": "c", "output": "o", "gpus_per_actor": gpus})
+
+
 def test_an_index_takes_what_its_kind_needs():
     with pytest.raises(InputError, match="kind faiss needs embeddings"):
         IndexSettings.read({"kind": "faiss", "output": "o"})
