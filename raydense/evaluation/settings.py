@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raydense.errors import InputError
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.inference.settings import QueryPrompt
+from raydense.retrieval.settings import BM25Settings
 from raydense.settings import (
     BaseSettings,
     Folder,
@@ -158,6 +159,7 @@ class SuiteSettings(Settings, QueryPrompt):
     depth: int = setting(100, "of these, how many the re-ranker scores; the rest follows in its order", ge=1)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
+    bm25: BM25Settings = group("how texts are split into words, and words weighted", BM25Settings)
     shards: int = setting(0, "parts of each index, each held by its own actor; 0: so many that a part is at most about 2 GiB", ge=0)
 
     @model_validator(mode="after")
@@ -166,6 +168,8 @@ class SuiteSettings(Settings, QueryPrompt):
             self._refuse_given(["model", "prefixes", "factory", "search_params"], "kind bm25")
         elif not self.model:
             raise ValueError("a suite needs model, the retriever to measure, or kind bm25")
+        else:
+            self._refuse_given(["bm25"], "kind faiss")
         if not self.reranker:
             self._refuse_given(["depth"], "a suite without a reranker")
         if without := [prefix for prefix in self.prefixes if "=" not in prefix]:

@@ -178,7 +178,7 @@ def _index_stages(source: Source, here: str, settings: SuiteSettings) -> dict[st
         stages["data"] = {"do": "import", "format": "beir", "input": "$set", "strict": False}  # BEIR's own sets are not all whole
     shared = {"do": "index", "kind": settings.kind, "shards": settings.shards}
     if settings.kind == "bm25":
-        return stages | {"index": shared | {"corpus": f"{here}/corpus"}}
+        return stages | {"index": shared | {"corpus": f"{here}/corpus", "bm25": settings.bm25.model_dump()}}
     stages["passages"] = {"do": "encode", "model": "$model", "corpus": f"{here}/corpus"}
     return stages | {"index": shared | {"embeddings": "$passages", "factory": settings.factory}}
 

@@ -15,6 +15,7 @@ from raydense.errors import InputError
 from raydense.evaluation.means import markdown_table, summarise, text_table
 from raydense.evaluation.settings import SuiteSettings
 from raydense.recipes.suite import Suite, find_sets, run_suite
+from raydense.retrieval.settings import BM25Settings
 
 
 def read(root: Path, **given: object) -> Suite:
@@ -82,6 +83,13 @@ def test_the_stages_of_a_set(root: Path):
         f"{folder}/data/qrels/dev.small",
         [f"BM25={folder}/found-dev-small"],
     )
+
+
+def test_the_words_of_bm25_are_those_that_were_asked_for(root: Path):
+    german = {"stemmer": "german", "stopwords": "de"}
+    member = read(root, sets="plain", kind="bm25", bm25=german).members[0]
+    index = next(stage.settings for stage in member.recipe.stages if stage.name == "index")
+    assert index.bm25 == BM25Settings(**german)
 
 
 def test_the_prompt_of_a_set(root: Path):
@@ -250,6 +258,8 @@ def test_nothing_measured_is_no_table():
         (["--suite", "s", "--model", "m", "--answers.match", "token"], "--answers.match: does not go with --suite"),
         (["--suite", "s", "--model", "m", "--similarity.queries", "5"], "--similarity.queries: does not go with --suite"),
         (["--run", "r", "--answers", "token"], "--answers: was renamed; write --answers.match"),
+        (["--suite", "s", "--model", "m", "--bm25.k1", "1.2"], "kind faiss does not use bm25: leave it out"),
+        (["--run", "r", "--qrels", "q", "--bm25.k1", "1.2"], "--bm25.k1: goes with --suite"),
         (["--suite", "s"], "a suite needs model, the retriever to measure, or kind bm25"),
         (["--suite", "s", "--model", "m", "--k", "0"], "--k: input should be greater than or equal to 1"),
         (["--suite", "s", "--model", "m", "--prefixes", "nq=q: "], "s: no such folder"),
@@ -275,7 +285,7 @@ def test_help_teaches_both_forms(capsys: pytest.CaptureFixture[str]):
         main(["evaluate", "--help"])
     printed = capsys.readouterr().out
     before, _, after = printed.partition("With --suite: one table over many test sets")
-    for name in SuiteSettings.model_fields:
+    for name in SuiteSettings.all_fields():
         flag = f"--{name.replace('_', '-')} "
         assert flag in printed
         assert (f"\n  {flag}" in after) == (name not in ("output", "metrics"))
