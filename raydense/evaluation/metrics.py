@@ -22,6 +22,7 @@ _HIGHEST_GRADE = 4  # of gdeval
 _LARGEST_GRADE = 100_000  # of trec_eval, which counts the passages of each grade up to the highest
 _NO_MEAN = "Accuracy"  # it has no value for a query whose hits are all relevant
 _DEEPEST = 1_000_000  # hits of a query that a metric looks at
+_OF_TRAININGS = {"mrr": "RR", "ndcg": "nDCG", "recall": "R"}  # the names in the log of a training
 _MISSING_STEP = 4_096  # queries that a run lacks are measured together
 
 
@@ -49,8 +50,9 @@ def parse_metrics(names: list[str], key: str = "metrics") -> list[ir_measures.Me
 
 
 def _parse_metric(name: str, key: str) -> ir_measures.Measure:
+    word, at, cutoff = name.partition("@")
     try:
-        measure = ir_measures.parse_measure(name)
+        measure = ir_measures.parse_measure(f"{_OF_TRAININGS.get(word, word)}{at}{cutoff}")
         _refuse_out_of_range(measure, name, key)
         if ir_measures.DefaultPipeline.supports(measure):
             return measure

@@ -316,7 +316,7 @@ def test_the_page_is_whole_escaped_and_the_same_each_time(world: Path):
 
 def test_what_cannot_be_measured_is_refused(world: Path):
     with pytest.raises(InputError, match="did you mean 'nDCG@10'"):
-        evaluate_world(world, "a", [str(world / "good")], metrics="ndcg@10")
+        evaluate_world(world, "a", [str(world / "good")], metrics="ndgc@10")
     with pytest.raises(InputError, match="two of run have the same name, 'good'"):
         evaluate_world(world, "b", [str(world / "good"), f"good={world / 'bad'}"])
     with pytest.raises(InputError, match="holds qrels, not run"):

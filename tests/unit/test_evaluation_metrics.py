@@ -200,8 +200,14 @@ def test_a_metric_that_cannot_be_taken_is_refused(name: str, message: str):
         parse_metrics([name])
 
 
+def test_a_metric_may_have_the_name_that_a_training_gives_it():
+    from raydense.training.dev_sets import METRICS
+
+    assert [str(measure) for measure in parse_metrics([*METRICS, "R@100"])] == ["RR@10", "nDCG@10", "R@100"]
+
+
 def test_errors_of_metrics_and_runs_have_a_fix():
-    for name, fix in {"ndcg@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
+    for name, fix in {"ndgc@10": "'nDCG@10'", "nDCGG@5": "'nDCG@5'", "recal@3": "'R@3'"}.items():
         with pytest.raises(InputError, match=f"did you mean {fix}"):
             parse_metrics([name])
     for name in ("R", "R@", "nDCG@x"):
