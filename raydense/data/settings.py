@@ -181,7 +181,7 @@ class MixSettings(Settings):
         "what was found for the queries of qrels, as NAME=folder, of some or all of these: the first 100 hits, for `dev.run` of a training",
         [],
     )
-    weights: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(words)] = setting(
+    weights: Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], BeforeValidator(words)] = setting(
         [], "how often an epoch has the examples of each source: 2 for twice, 0.5 for half of them, drawn anew each epoch; by default once"
     )
     prefixes: Texts = setting([], "text put before the queries of each source, in their order")

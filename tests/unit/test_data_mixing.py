@@ -228,6 +228,7 @@ def test_a_run_that_records_another_corpus_is_refused(two: dict[str, Any], tmp_p
         ({"weights": "1 2 3"}, "3 weights for 2 sources"),
         ({"prefixes": ["x"]}, "1 prefixes for 2 sources"),
         ({"weights": "0 1"}, "greater than 0"),
+        ({"weights": "1 2e6"}, "less than or equal to 1000000"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], what: str, two: dict[str, Any], tmp_path: Path) -> None:
