@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -39,6 +39,12 @@ def _languages(codes: list[str]) -> list[str]:
 def _license(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", name):
         raise ValueError(f"{name!r} is no name of a licence on the Hub: give one such as apache-2.0, cc-by-4.0 or other")
+    return name
+
+
+def _tag(name: str) -> str:
+    if name.split() != [name]:
+        raise ValueError(f"{name!r} is not one word without blanks, as a TREC run needs")
     return name
 
 
@@ -304,7 +310,7 @@ class ExportSettings(Settings):
     dataset: FolderOrNone = artifact(
         "dataset", "a whole data set, in place of single parts: all its parts that the format holds are written, the others are named", None
     )
-    tag: str = setting("raydense", "the name in the last column of a TREC run")
+    tag: Annotated[str, AfterValidator(_tag)] = setting("raydense", "trec: the name in the last column of a run")
     license: Annotated[str, AfterValidator(_license)] = setting(
         "unknown", "the licence in the card of huggingface and hub, by the Hub's name for it, such as apache-2.0"
     )
@@ -315,13 +321,18 @@ class ExportSettings(Settings):
     report: FolderOrNone = artifact("report", "hub: a report of one run of the model; its title names the data set in the card", None)
     trained_on: Words = setting([], "hub: the data sets of the Hub that it was trained on, for the card, as mteb/scifact")
 
+    @classmethod
+    def takes(cls, values: dict[str, Any]) -> set[str]:
+        """As for every stage, without what the format has no place for."""
+        return super().takes(values) - set(_unused(str(values.get("format")), "run" in values))
+
     @model_validator(mode="after")
     def _one_or_the_parts(self) -> Self:
         parts = [name for name in ("run", "corpus", "queries", "examples", "index", "embeddings") if getattr(self, name)]
         if self.dataset and parts:
             raise ValueError(f"dataset and {parts[0]} are both given: give the data set or its parts")
-        if self.format != "hub":
-            self._refuse_given(["trained_on"], f"format {self.format}")
+        by = f"format {self.format} without run" if self.format == "trec" and not self.run else f"format {self.format}"
+        self._refuse_given(_unused(self.format, bool(self.run)), by)
         if self.dataset and (bare := next((path for name, path in map(named, self.qrels) if not name), None)):
             raise ValueError(f"with dataset qrels need the name of the split that they are: write SPLIT={bare}")
         if len(self.splits) < len(self.qrels) or any("/" in name for name in self.splits):
@@ -332,3 +343,10 @@ class ExportSettings(Settings):
     def splits(self) -> dict[str, str]:
         """The folders of the given judgements, by split."""
         return dict(named_folders(self.qrels))
+
+
+def _unused(format: str, run: bool) -> list[str]:
+    """The settings that an export in this format, of a run or of something else, has no place for."""
+    users = {"tag": format == "trec" and run, "trained_on": format == "hub"}
+    users |= dict.fromkeys(("license", "language"), format in ("huggingface", "hub"))
+    return [name for name, used in users.items() if not used]

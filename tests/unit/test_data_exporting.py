@@ -157,3 +157,24 @@ def test_a_manifest_that_names_a_part_elsewhere_is_refused(name, format, dataset
     with pytest.raises(InputError, match=r"manifest\.json: '.*' cannot be the name of a part of a data set"):
         exported(tmp_path / "deep/files", format, dataset=dataset)
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "deep"] == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"format": "beir", "tag": "zzz", "license": "mit"}, "format beir does not use tag, license: leave them out"),
+        ({"format": "msmarco", "language": "en"}, "format msmarco does not use language: leave it out"),
+        ({"format": "trec", "qrels": ["test=q"], "tag": "mine"}, "format trec without run does not use tag: leave it out"),
+        ({"format": "hub", "model": "m", "tag": "mine"}, "format hub does not use tag"),
+    ],
+)
+def test_what_a_format_has_no_place_for_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ExportSettings(output="o", **given)
+
+
+def test_the_defaults_of_a_recipe_are_applied_to_the_exports_that_use_them() -> None:
+    own = {"tag", "license", "language", "trained_on"}
+    assert ExportSettings.takes({"format": "beir"}) & own == set()
+    assert ExportSettings.takes({"format": "huggingface"}) & own == {"license", "language"}
+    assert ExportSettings.takes({"format": "trec", "run": "r"}) & own == {"tag"}
