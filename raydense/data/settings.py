@@ -69,6 +69,12 @@ class SampleSettings(Settings):
     )
     shard_rows: int = setting(25_000, "passages a corpus file", ge=1)
 
+    @model_validator(mode="after")
+    def _has_what_is_unjudged(self) -> Self:
+        if self.unjudged and not self.notes:
+            raise ValueError("unjudged is a share of the notes, and notes is 0: give notes, or leave unjudged out")
+        return self
+
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the passages; 30 bytes of each stay in memory until the end."""
         asked = {"train": self.train_queries, "dev": self.dev_queries, "test": self.test_queries}

@@ -163,3 +163,9 @@ def test_some_notes_answer_a_training_query_and_are_not_judged_for_it(tmp_path: 
     notes = {(q, p) for q, p in pairs(whole, "train") if p.startswith("note-")}
     assert pairs(none, "unjudged") == notes
     assert 0.4 * len(notes) < len(pairs(some, "unjudged")) < 0.6 * len(notes)
+
+
+def test_a_share_of_no_notes_is_refused() -> None:
+    with pytest.raises(InputError, match="unjudged is a share of the notes, and notes is 0"):
+        SampleSettings(output="o", notes=0, unjudged=0.5)
+    assert SampleSettings(output="o", notes=0).notes == 0
