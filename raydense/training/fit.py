@@ -99,6 +99,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     generations = Generations.of(settings, sampler, steps, draft.located)
     _check_model(settings)
     gpu = require_capacity(settings)
+    _say_of_offload(settings, gpu)
     state = newest_state(shared)
     if state is not None:
         refuse_other_workers(draft.place, state, settings)
@@ -172,6 +173,12 @@ def _say_gain(result: dict[str, Any]) -> None:
         say(
             f"train: {result['by']} was never above the {start:.4f} before the first step, so the model is what it was: lower --lr, or give other negatives"
         )
+
+
+def _say_of_offload(settings: LoopSettings, gpu: bool) -> None:
+    """A line where there is nothing to offload."""
+    if settings.engine.offload and not gpu:
+        say("train: engine.offload has no effect: on CPUs the machine's memory holds everything")
 
 
 def _say_of_patience(settings: LoopSettings, every: int, steps: int) -> None:

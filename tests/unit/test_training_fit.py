@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydense.storage import Place
-from raydense.training.fit import _say_gain, _say_of_patience, _train
+from raydense.training.fit import _say_gain, _say_of_offload, _say_of_patience, _train
 from raydense.training.generations import Generations
 from raydense.training.loop import Job
 from raydense.training.method import dev_interval
@@ -34,6 +34,13 @@ def test_patience_that_ends_nothing_is_said(
     _say_of_patience(settings, dev_interval(settings, steps), steps)
     printed = capsys.readouterr().err
     assert said in printed if said else not printed
+
+
+@pytest.mark.parametrize(("offload", "gpu", "said"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_offload_where_there_is_no_gpu_is_said(offload: bool, gpu: bool, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {key: key for key in ("model", "corpus", "queries", "examples", "output")}
+    _say_of_offload(TrainSettings(objective="retriever", **folders, engine={"offload": offload}), gpu)
+    assert ("engine.offload has no effect" in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize(
