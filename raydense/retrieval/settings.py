@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, BeforeValidator, model_validator
 
 from raydense.forecast import PROCESS_BYTES, TORCH_BYTES, Forecast, Holds, Known, fewest
 from raydense.inference.settings import QUERY_PROMPT, QueryPrompt
 from raydense.settings import BaseSettings, Folder, FolderOrNone, OneOrMore, Settings, artifact, group, resource, setting
 from raydense.storage import named
+
+_Name = Annotated[str, BeforeValidator(lambda name: "none" if name is None else name)]
 
 
 class BM25Settings(BaseSettings):
@@ -18,8 +20,8 @@ class BM25Settings(BaseSettings):
 
     k1: float = setting(0.9, "term saturation", ge=0)
     b: float = setting(0.4, "length normalisation", ge=0, le=1)
-    stemmer: str = setting("english", "Snowball stemmer (english is Porter2), or none")
-    stopwords: str = setting("en", "stop words of this language, or none")
+    stemmer: _Name = setting("english", "Snowball stemmer (english is Porter2), or none")
+    stopwords: _Name = setting("en", "stop words of this language, or none")
 
 
 # the settings of `index` that one kind alone has, after the input that it is made of
@@ -104,13 +106,20 @@ def _of_others(kind: str) -> list[str]:
     return [name for other, names in _OWN.items() if kind in _OWN and other != kind for name in names]
 
 
+def _joined(factories: object) -> object:
+    """A list of factory strings as one text, which is what fingerprints have."""
+    if isinstance(factories, list | tuple) and all(isinstance(one, str) for one in factories):
+        return " ".join(factories)
+    return factories
+
+
 class CompareSettings(Settings):
     """Compare FAISS indexes on a sample of the embeddings: recall, speed, memory and the time to build, for the factory strings given."""
 
     embeddings: Folder = artifact("embeddings", "the vectors of passages")
-    factories: str = setting(
+    factories: Annotated[str, BeforeValidator(_joined)] = setting(
         "Flat SQfp16 SQ8 IVF1024,Flat IVF1024,SQ8 RaBitQ,Refine(SQ8) IVF1024,RaBitQ,Refine(SQ8)",
-        "index factory strings, with blanks or semicolons between them",
+        "index factory strings, with blanks or semicolons between them; in a file a list, too",
         pattern=r"[^\s;]",
     )
     sample: int = setting(200_000, "vectors that are indexed, drawn at random", ge=1_000)

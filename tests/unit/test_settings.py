@@ -6,7 +6,7 @@ from raydense.errors import InputError
 from raydense.evaluation.settings import EvaluateSettings, FuseSettings
 from raydense.inference.settings import EncodeSettings
 from raydense.recipes.stage import VERBS
-from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.retrieval.settings import CompareSettings, IndexSettings, SearchSettings
 from raydense.storage import Draft
 from raydense.training.settings import TrainSettings
 
@@ -107,6 +107,24 @@ def test_an_index_takes_what_its_kind_needs():
         IndexSettings.read({"kind": "faiss", "output": "o"})
     with pytest.raises(InputError, match="kind bm25 does not use embeddings"):
         IndexSettings.read({"kind": "bm25", "corpus": "c", "embeddings": "e", "output": "o"})
+
+
+def test_no_stemmer_and_no_stop_words_may_be_written_as_null():
+    given = {"kind": "bm25", "corpus": "c", "output": "o"}
+    null, none = (IndexSettings.read({**given, "bm25": {"stemmer": name, "stopwords": name}}) for name in (None, "none"))
+    assert null.shaping() == none.shaping()
+
+
+def test_factories_may_be_a_list():
+    text, listed = (
+        CompareSettings.read({"embeddings": "e", "output": "o", "factories": given})
+        for given in ("Flat RaBitQ,Refine(SQ8)", ["Flat", "RaBitQ,Refine(SQ8)"])
+    )
+    assert listed.named == ["Flat", "RaBitQ,Refine(SQ8)"]
+    assert listed.shaping() == text.shaping()
+    for given in ([], [1], ""):
+        with pytest.raises(InputError, match="factories"):
+            CompareSettings.read({"embeddings": "e", "output": "o", "factories": given})
 
 
 @pytest.mark.parametrize(
