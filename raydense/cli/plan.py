@@ -47,7 +47,7 @@ def _list_recipes(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
 )
 @click.option(
     "--calibrate-seconds",
-    metavar="FLOAT",
+    metavar="NUMBER",
     type=click.FloatRange(0, min_open=True),
     help="about how long that may take; more is more exact  [180]",
 )
@@ -57,11 +57,11 @@ def _list_recipes(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
 @click.option(
     "--price-gpu-hour",
     default=0.0,
-    metavar="FLOAT",
+    metavar="NUMBER",
     type=click.FloatRange(0),
     help="what an hour of one GPU costs, for the column cost  [0]",
 )
-@click.option("--price-cpu-hour", default=0.0, metavar="FLOAT", type=click.FloatRange(0), help="what an hour of one CPU costs  [0]")
+@click.option("--price-cpu-hour", default=0.0, metavar="NUMBER", type=click.FloatRange(0), help="what an hour of one CPU costs  [0]")
 def plan_command(
     recipe: str,
     output: str,

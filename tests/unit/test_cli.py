@@ -35,6 +35,7 @@ def call(*arguments, capsys):
 def test_help_of_every_verb_teaches(verb, capsys):
     code, out, _ = call(verb, "--help", capsys=capsys)
     assert code == 0
+    assert " FLOAT" not in out, "a number is NUMBER"
     for name in VERBS[verb].settings.all_fields() if verb in VERBS else ():
         assert f"--{name.replace('_', '-')}" in out
 
