@@ -16,9 +16,9 @@ from raydense.training.registry import built_in_methods
 _HEAD = """# Reference of the stages
 
 Generated from the settings of the stages (`settings.py` of each package) by `make docs`. A key here is a key of a recipe and a flag of the command line
-(`passage_length` is `--passage-length`). *Input*: a folder, whose fingerprint is part of the output's. *Spread*: how the work is
-distributed; the output is the same for any value. Every other setting shapes the output: with another value the stage refuses
-to continue in the same folder. `evaluate --suite` consists of many stages and is no stage of a recipe. `serve` makes no artifact: its keys are also
+(`passage_length` is `--passage-length`). *Input*: a folder, whose [fingerprint](formats.md#manifestjson) is part of
+the output's. *Resource*: where and how the work is done (workers, memory, limits, logs). It is no part of the fingerprint, so it may differ when a stage
+continues. Every other setting shapes the output: with another value the stage refuses to continue in the same folder. `evaluate --suite` consists of many stages and is no stage of a recipe. `serve` makes no artifact: its keys are also
 the `args` of an app in a configuration file of Ray Serve.
 """
 
@@ -60,7 +60,7 @@ def _kind(field: FieldInfo) -> str:
     if "artifact" in extra:
         return f"input: {extra['artifact']}"
     if "resource" in extra:
-        return "spread"
+        return "resource"
     return "texts" if field.annotation == list[str] and not takes_words(field) else _type(field.annotation)
 
 

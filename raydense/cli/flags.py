@@ -18,7 +18,7 @@ from raydense.runtime.verbosity import QUIET, VARIABLE, VERBOSE
 from raydense.settings import BaseSettings, put
 
 SomeSettings = TypeVar("SomeSettings", bound=BaseSettings)
-_SECTIONS = {"artifact": "Inputs", "resource": "How the work is spread (the output is the same)"}
+_SECTIONS = {"artifact": "Inputs", "resource": "Resources and operation (no part of the fingerprint of the output)"}
 
 _ARTIFACTS, _FOLDER = {"source": "PATH", "model": "MODEL"}, "FOLDER"  # a model may be one of the Hub, a source a file
 

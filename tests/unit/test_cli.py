@@ -64,6 +64,7 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
     assert "--corpus FOLDER" in out
     assert "--model MODEL" in out
     assert "[1,0]" in out
+    assert "Resources and operation (no part of the fingerprint of the output):" in out
     helps = [call(verb, "--help", capsys=capsys)[1] for verb in VERBS]
     assert not any(re.search(r"\[\(.*\)\]", text) for text in helps), "a tuple as Python writes it"
     for name, verb in VERBS.items():
