@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from raydense.cli.flags import default_of
 from raydense.evaluation.settings import SuiteSettings
-from raydense.fields import takes_words
+from raydense.fields import range_of, takes_words
 from raydense.recipes.stage import VERBS
 from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings
@@ -52,7 +53,12 @@ def _stage(name: str, settings: type[BaseSettings], beyond: type[BaseSettings] |
 
 
 def _row(key: str, field: FieldInfo, required: str) -> str:
-    return f"| `{key}` | {_kind(field)} | {required or _value(field.default)} | {field.description} |".replace("|'", "'")
+    default = f"`{default_of(field)}`" if default_of(field) else ""
+    return (
+        f"| `{key}` | {', '.join(filter(None, (_kind(field), range_of(field))))} | {required or default} | {field.description} |".replace(
+            "|'", "'"
+        )
+    )
 
 
 def _kind(field: FieldInfo) -> str:
@@ -73,12 +79,6 @@ def _type(annotation: object) -> str:
     if typing.get_origin(annotation) is list:
         return "words"
     return {int: "whole number", float: "number", str: "text", bool: "yes or no"}.get(annotation, "numbers")  # type: ignore[call-overload]
-
-
-def _value(default: object) -> str:
-    if default is None or default == "" or default == []:
-        return ""
-    return f"`{' '.join(map(str, default))}`" if isinstance(default, list | tuple) else f"`{default}`"
 
 
 if __name__ == "__main__":

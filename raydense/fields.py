@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, overload
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+_LARGEST = 2**31  # a limit from here on is that of a number format
 _WORD = re.compile(r"(?:\([^)]*\)|[^\s,])+")
 
 
@@ -43,6 +44,22 @@ def words(value: object) -> object:
 def takes_words(field: FieldInfo) -> bool:
     """Whether a text stands for several values of the field, as its words."""
     return any(isinstance(one, BeforeValidator) and one.func is words for one in field.metadata)
+
+
+def range_of(field: FieldInfo) -> str:
+    """The numbers that a field takes, as "0 to 1"; "" where there is no highest and the lowest is 0 or 1, as of counts."""
+    limits: dict[str, float] = {
+        name: getattr(one, name) for one in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(one, name)
+    }
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    if high is not None and high >= _LARGEST:
+        high = None
+    if low is None or (high is None and low in (0, 1)):
+        return ""
+    above = "above " if "gt" in limits else ""
+    if high is None:
+        return f"{above or 'at least '}{low:,}"
+    return f"{above}{low:,} to {'below ' if 'lt' in limits else ''}{high:,}"
 
 
 def _one_as_list(value: object) -> object:

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from pydantic.fields import FieldInfo
 
 from raydense.errors import InputErrors
-from raydense.fields import takes_words
+from raydense.fields import range_of, takes_words
 from raydense.recipes.content import load_yaml
 from raydense.runtime.verbosity import QUIET, VARIABLE, VERBOSE
 from raydense.settings import BaseSettings, put
@@ -147,13 +147,16 @@ def _literals(annotation: Any) -> list[Any]:
 
 
 def _help(field: FieldInfo, required: str) -> str:
-    words = field.description or ""
-    if required:
-        return f"{words}  [{required}]"
+    words, said = field.description or "", required or "; ".join(filter(None, (default_of(field), range_of(field))))
+    return f"{words}  [{said}]" if said else words
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default of a field as it is typed, or ""."""
     default = field.default
     if isinstance(default, list | tuple):
-        default = ("," if isinstance(default, tuple) else " ").join(map(str, default))
-    return words if default in (None, "") else f"{words}  [{default}]"
+        return ("," if isinstance(default, tuple) else " ").join(map(str, default))
+    return "" if default is None else str(default)
 
 
 def flags_of(settings_class: type[BaseSettings]) -> list[Flag]:

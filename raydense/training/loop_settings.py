@@ -21,7 +21,7 @@ class EngineSettings(BaseSettings):
     """What runs forward, backward and step."""
 
     name: Literal["deepspeed", "ddp"] = setting("deepspeed", "DeepSpeed, or PyTorch's DistributedDataParallel")
-    zero: int = setting(1, "DeepSpeed's ZeRO stage, 0 to 3; with 3 no worker ever holds the whole model", ge=0, le=3)
+    zero: int = setting(1, "DeepSpeed's ZeRO stage; with 3 no worker ever holds the whole model", ge=0, le=3)
     offload: bool = setting(
         False,
         "on GPUs, keep the optimizer's state in the machine's memory, with zero 3 the weights too, and update the weights there:"

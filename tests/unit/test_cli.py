@@ -73,6 +73,19 @@ def test_help_shows_folders_as_such_and_defaults_as_they_are_typed(capsys):
             assert words is None or words[1] == {"source": "PATH", "model": "MODEL"}.get(kind, "FOLDER"), (name, key)
 
 
+def test_help_and_reference_show_the_range_of_a_number(capsys):
+    asked = {verb: " ".join(call(verb, "--help", capsys=capsys)[1].split()) for verb in ("serve", "generate", "encode", "sample")}
+    assert "the others follow in their order [50; 1 to 1,000]" in asked["serve"]
+    assert "together have this probability [0.95; above 0 to 1]" in asked["generate"]
+    assert "else 128 [at least 8]" in asked["generate"]
+    assert "passages to make, rounded up to whole entities [5000; at least 100]" in asked["sample"]
+    assert "test queries [500]" in asked["sample"], "no range of a count"
+    assert "makes another world [1]" in asked["sample"], "no limit of a number format"
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert "| `rerank_depth` | whole number, 1 to 1,000 | `50` |" in page
+    assert "| `concurrency` | resource | `1,0` |" in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
