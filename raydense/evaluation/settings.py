@@ -78,8 +78,8 @@ class EvaluateSettings(Settings):
     )
     train_qrels: OneOrMore = artifact(
         "qrels",
-        "the judgements that models were trained on, one or more: the report then has each metric for two halves, too: queries with a relevant"
-        " passage that is also relevant to a training query, and the others, where no gain comes from a passage learned by heart",
+        "the judgements that models were trained on, one or more. The report then has each metric for two halves, too: queries with a relevant"
+        " passage that is also relevant to a training query, and the others. On these no gain comes from a passage learned by heart",
         None,
     )
     metrics: Metrics = setting(

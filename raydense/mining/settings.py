@@ -142,7 +142,7 @@ class LabelSettings(Settings, Spread, WithoutAnswers, Shortage):
     corpus: Folder = artifact("corpus", "the passages")
     queries: Folder = artifact("queries", "the queries")
     qrels: FolderOrNone = artifact("qrels", "positives that stay whatever their score; other queries have only pseudo-positives", None)
-    depth: int = setting(50, "passages of each query to score", ge=1)
+    depth: int = setting(50, "how many of the first passages of each query are labelled, and with model scored", ge=1)
     s_pos: float = setting(0.9, "a probability above it makes a pseudo-positive", ge=0, le=1)
     s_neg: float = setting(0.1, "a probability below it makes a confident negative; candidates in between are left out", ge=0, le=1)
     negatives: int = setting(8, "at most so many negatives of each query, drawn at random from those below s_neg", ge=1)

@@ -20,8 +20,8 @@ class RetrieverSettings(QueryPrompt):
     pool: Words = resource([], "the name of a running pool (`raydense pool start`) to use in place of index, or of several")
     fuse: FolderOrNone = artifact(
         "run",
-        "several indexes: a run that `raydense fuse` made, of as many runs, by the names of the indexes or pools (NAME=folder) if they are the same, else in order: its method, weights and depth are used;"
-        " by default reciprocal ranks of the first 100 hits",
+        "several indexes: a run that `raydense fuse` made of as many runs, whose method, weights and depth are used. Weights go by the names of"
+        " indexes or pools (NAME=folder), or in order if the names differ. By default: reciprocal ranks of the first 100 hits",
         None,
     )
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)

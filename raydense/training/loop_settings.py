@@ -79,8 +79,8 @@ class LoopSettings(Settings):
     engine: EngineSettings = group("the engine that runs forward, backward and step", EngineSettings)
     workers: int = resource(
         1,
-        "training workers; batches, and losses apart from dropout, are the same for any number, except with in-batch negatives without"
-        " cross_batch; a stopped training may continue with another number, except with these and with ZeRO 3",
+        "training workers. Batches, and losses apart from dropout, are the same for any number, except with in-batch negatives without"
+        " cross_batch. A stopped training may continue with another number, except with these and with ZeRO 3",
         ge=1,
     )
     cpus_per_worker: float = resource(1.0, "logical CPUs of one worker", gt=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from raydense.data.margins import MARGINS, Margins, WithoutAnswers
-from raydense.settings import BaseSettings, Folder, FolderOrNone, artifact, group, setting
+from raydense.settings import BaseSettings, Folder, FolderOrNone, artifact, group, resource, setting
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.registry import built_in
 
@@ -26,8 +26,8 @@ class DevSettings(BaseSettings):
     )
     passages: int = setting(
         5_000,
-        "how many passages the dev queries are searched in: their positives, the first hits of dev.run, and random ones; of more queries than"
-        " this, or whose positives are more than half of it, some are drawn. For a re-ranker: how many pairs are scored, 20 of each query",
+        "how many passages the dev queries are searched in: their positives, the first hits of dev.run, and random ones. If the queries are more"
+        " than this, or their positives more than half of it, some queries are drawn. For a re-ranker: how many pairs are scored, 20 of each query",
         ge=10,
     )
 
@@ -249,6 +249,13 @@ class PretrainSettings(LoopSettings):
     accumulation: int = setting(1, "number of parts of a step, which run one after another; cocondenser compares the texts of a part", ge=1)
     mask: float = setting(0.15, "share of a passage's tokens to mask", gt=0, lt=1)
     passage_length: int = setting(144, "longest passage, and longest context, in tokens", ge=8)
+    seed: int = setting(42, "random seed of the order of passages, of contexts and masks, of new weights and dropout", ge=0, lt=2**63)
+    workers: int = resource(
+        1,
+        "training workers. Batches, and losses apart from dropout, are the same for any number. A stopped training may continue with another"
+        " number, except with ZeRO 3",
+        ge=1,
+    )
 
 
 class ContextSettings(BaseSettings):

@@ -86,6 +86,13 @@ def test_help_and_reference_show_the_range_of_a_number(capsys):
     assert "| `concurrency` | resource | `1,0` |" in page
 
 
+def test_help_says_of_a_verb_what_it_has(capsys):
+    words = " ".join(call("pretrain", "--help", capsys=capsys)[1].split())
+    assert "cross_batch" not in words
+    assert "draw of negatives" not in words
+    assert "labelled, and with model scored" in " ".join(call("label", "--help", capsys=capsys)[1].split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
