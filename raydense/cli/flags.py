@@ -189,10 +189,15 @@ def read(settings_class: type[SomeSettings], config: str | None, flags: dict[str
         raise several.args[0] from None  # of flags the first fault alone: the help shows the rest
 
 
+def config_flag() -> Flag:
+    """The flag of a file of settings."""
+    return Flag(["--config"], metavar="FILE", help="YAML with any of these keys; flags override it")
+
+
 def common_flags() -> list[click.Parameter]:
-    """The flags that every verb has."""
+    """The flags that every stage has."""
     return [
-        Flag(["--config"], metavar="FILE", help="YAML with any of these keys; flags override it"),
+        config_flag(),
         Flag(["--json", "as_json"], is_flag=True, help=AS_JSON),
         Flag(["--address"], metavar="ADDRESS", help=ADDRESS),
     ]

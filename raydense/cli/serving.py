@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from raydense.cli.flags import ADDRESS, Command, Flag, join, read
+from raydense.cli.flags import ADDRESS, Command, Flag, config_flag, join, read
 from raydense.runtime.progress import say
 from raydense.runtime.signals import handle
 from raydense.serving.settings import ServeSettings
@@ -27,13 +27,14 @@ def serve_command() -> click.Command:
             ["--host"], default="127.0.0.1", metavar="ADDRESS", help="where to listen; 0.0.0.0: for all who reach this machine  [127.0.0.1]"
         ),
         Flag(["--port"], default=8000, type=click.IntRange(1, 65_535), metavar="INT", help="the port  [8000]"),
+        config_flag(),
         Flag(["--address"], metavar="ADDRESS", help=ADDRESS),
     ]
     return Command("serve", settings=ServeSettings, params=where, callback=_serve, help=ServeSettings.__doc__)
 
 
-def _serve(name: str, route: str, host: str, port: int, address: str | None, **flags: Any) -> None:
-    settings = read(ServeSettings, None, flags)
+def _serve(name: str, route: str, host: str, port: int, config: str | None, address: str | None, **flags: Any) -> None:
+    settings = read(ServeSettings, config, flags)
     join(address)
     from raydense.serving.running import running, until_gone
 

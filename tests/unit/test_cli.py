@@ -172,6 +172,15 @@ def test_flags_override_the_file_and_its_unknown_keys_are_named(tmp_path, capsys
     assert "elsewhere: no such folder" in err
 
 
+def test_serve_takes_a_file_of_settings(tmp_path, capsys):
+    config = tmp_path / "serve.yaml"
+    config.write_text("index: nowhere\ngpus_per_replica: -1\n")
+    code, _, err = call("serve", "--config", str(config), capsys=capsys)
+    assert (code, err.startswith(f"raydense: {config}: gpus_per_replica: input should be greater")) == (2, True)
+    code, _, err = call("serve", "--config", str(config), "--gpus-per-replica", "0", capsys=capsys)
+    assert (code, err.endswith("/nowhere: no such folder; give a folder of kind index\n")) == (2, True)
+
+
 def test_quiet_prints_results_and_errors_alone(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RAYDENSE_VERBOSITY", "")
     sizes = ["--passages", "200", "--train-queries", "50", "--dev-queries", "10", "--test-queries", "10"]
