@@ -19,7 +19,7 @@ import click
 from raydense import __version__
 from raydense.cli.asking import AskSettings, answer, read_search, search_flags
 from raydense.cli.examples import example_of
-from raydense.cli.flags import Command, add_verbosity, common_flags, join, read
+from raydense.cli.flags import AS_JSON, Command, add_verbosity, common_flags, join, read
 from raydense.cli.jobs import JobError
 from raydense.cli.plan import plan_command
 from raydense.cli.pools import pool_group
@@ -130,23 +130,29 @@ def doctor_command(as_json: bool) -> None:
 
 @app.command("verify")
 @click.argument("folder")
-def verify_command(folder: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help=AS_JSON)
+def verify_command(folder: str, as_json: bool) -> None:
     """Read the checksums of every artifact in FOLDER (an output of a stage, or of a recipe); exit code 1 if a file is damaged."""
-    damaged = False
+    damaged: list[dict[str, str]] = []
     progress = Progress("verify", 0, "files")
     try:
         for artifact, file, wrong in verify_all(folder):
             progress.add(1)
-            if wrong:
-                damaged = True
+            if not wrong:
+                continue
+            damaged.append({"artifact": str(artifact), "file": file, "wrong": wrong})
+            if not as_json:
                 progress.clear()
                 fix = "run" if wrong == "missing" else "delete it, and run"
                 print(f"{artifact / file}: {wrong}; {fix} the stage that made {artifact} again: it makes only this", flush=True)
     finally:
         progress.clear()
+    if as_json:
+        print(json.dumps({"folder": folder, "files": progress.done, "damaged": damaged}, ensure_ascii=False))
+    elif not damaged:
+        print(f"verify: {folder}: {progress.done:,} files are as they were written")
     if damaged:
         sys.exit(1)
-    print(f"verify: {folder}: {progress.done:,} files are as they were written")
 
 
 _OWN = {"evaluate": _evaluate_command, "search": _search_command}  # verbs that have a second form

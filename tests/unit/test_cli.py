@@ -305,5 +305,11 @@ def test_verify_names_a_damaged_file_and_the_fix(tmp_path, capsys):
     code, out, _ = call("verify", str(tmp_path / "out"), capsys=capsys)
     fix = f"delete it, and run the stage that made {made} again: it makes only this"
     assert (code, out) == (1, f"{made}/one.txt: holds other bytes than were written (sha256); {fix}\n")
+    code, out, err = call("verify", str(tmp_path / "out"), "--json", capsys=capsys)
+    damaged = {"artifact": str(made), "file": "one.txt", "wrong": "holds other bytes than were written (sha256)"}
+    assert (code, json.loads(out), err) == (1, {"folder": f"{tmp_path}/out", "files": 1, "damaged": [damaged]}, "")
+    (made / "one.txt").write_text("text")
+    code, out, _ = call("verify", str(tmp_path / "out"), "--json", capsys=capsys)
+    assert (code, json.loads(out)["damaged"]) == (0, [])
     (tmp_path / "empty").mkdir()
     assert call("verify", str(tmp_path / "empty"), capsys=capsys)[0] == 2
