@@ -129,7 +129,6 @@ class Loop:
         self.pieces = pieces_of(s)
         self.dev = {name: Dev(dev, model, texts, worker.rank, worker.workers, int(s.micro_batch)) for name, dev in job.dev.items()}
         self.precision = self._precision(model)
-        self.decides = next(iter(job.dev), METRIC)  # which step is the best
         overlaps = s.engine.name != "ddp" or worker.workers == 1 or uses_all_weights(model, s)
         self.engine: Engine = make_engine(model, s, worker.device, self.precision, self.pieces, overlaps)
         self.engine.module.train()
@@ -137,6 +136,7 @@ class Loop:
         self.checkpoints = Checkpoints(job.shared, self.engine, worker.rank, self.log.send)
         self.dev_every = dev_interval(s, job.steps)
         dev = dev_of(s)
+        self.decides = _named(next(iter(job.dev), METRIC), dev.metric if dev else METRIC)  # which step is the best
         self.patience, self.keeps_last = (dev.patience, dev.keep == "last") if dev else (0, False)
         self.notice, self.ends = Notice(job.shared, s.checkpoint_minutes, worker.rank, worker.workers, worker.device), False
 
@@ -308,17 +308,13 @@ class Loop:
         """The dev metrics; the weights are kept where the one that decides is the best so far, or where those of the last step are wanted."""
         if self.status:
             self.status.dev(f"measures the dev metric {when(state.step)}")
-        values = {
-            f"{name.removesuffix(METRIC)}{metric}": value
-            for name, dev in self.dev.items()
-            for metric, value in dev.measure(self.engine).items()
-        }
+        values = {_named(name, metric): value for name, dev in self.dev.items() for metric, value in dev.measure(self.engine).items()}
         last = state.step == self.job.steps
         if last if self.keeps_last else state.best is None or values[self.decides] > state.best:
             state = replace(state, best=values[self.decides], best_step=state.step)
             self._save_weights(state.step)
         if self.status:
-            self.status.dev(dev_measured(values, state, self._misses(state), self.patience))
+            self.status.dev(dev_measured(values, self.decides, state, self._misses(state), self.patience))
         return state, values
 
     def _is_due(self, step: int) -> bool:
@@ -337,6 +333,11 @@ class Loop:
         weights = self.engine.weights()
         refuse_weights_not_finite(weights, step, self.worker)
         return weights
+
+
+def _named(of: str, metric: str) -> str:
+    """A metric as the history names it, of the dev set called `of`: `reranker ndcg@10` of `reranker mrr@10`."""
+    return f"{of.removesuffix(METRIC)}{metric}"
 
 
 def refuse_weights_not_finite(weights: dict[str, Tensor], step: int, worker: Worker) -> None:

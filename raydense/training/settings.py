@@ -20,9 +20,12 @@ class DevSettings(BaseSettings):
         "run", "candidates of the dev queries: a re-ranker reorders them, for a retriever they are hard candidates", None
     )
     every: int = setting(0, "steps between dev measurements; 0: a tenth of all steps, rounded up", ge=0)
+    metric: Literal["mrr@10", "ndcg@10", "recall@100"] = setting(
+        "mrr@10", "the metric that decides which step is the best, and about patience; recall@100 for retrievers alone"
+    )
     patience: int = setting(0, "stop after so many dev measurements in a row without a better one; 0: never", ge=0)
     keep: Literal["best", "last"] = setting(
-        "best", "the weights of the step with the best MRR@10, or of the last one: where the same queries are reported afterwards"
+        "best", "the weights of the step with the best dev.metric, or of the last one: where the same queries are reported afterwards"
     )
     passages: int = setting(
         5_000,
@@ -37,18 +40,25 @@ class DevSettings(BaseSettings):
             raise ValueError("dev.keep last makes all steps: it does not use dev.patience")
         return self
 
+    def refuse_recall(self, of: str) -> None:
+        """ValueError if a re-ranker is to be chosen by a metric that its order does not change; `of` is what says that it is one."""
+        if self.metric == "recall@100":
+            raise ValueError(f"dev.metric recall@100 is of a retriever: with {of} give mrr@10 or ndcg@10")
+
 
 class JointDevSettings(DevSettings):
     """What is measured while two models train together."""
 
     by: Literal["retriever", "reranker"] = setting(
-        "retriever", "the model whose MRR@10 decides which step is the best, and about patience; reranker needs dev.run"
+        "retriever", "the model whose dev.metric decides which step is the best, and about patience; reranker needs dev.run"
     )
 
     @model_validator(mode="after")
     def _fits_a_run(self) -> Self:
         if self.by == "reranker" and self.run is None:
             raise ValueError("dev.by reranker needs dev.run, the candidates that the re-ranker is measured on")
+        if self.by == "reranker":
+            self.refuse_recall("dev.by reranker")
         return self
 
 
@@ -114,7 +124,7 @@ class TrainSettings(LoopSettings):
     chosen_by = "objective"
     newer = (
         *LoopSettings.newer,
-        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "dev.keep"),
+        *("more_examples", "refresh.only_changed", "refresh.search_params", "adapter", "dev.patience", "dev.by", "dev.keep", "dev.metric"),
         *("one_source", "topics"),
         *(f"refresh.{name}" for name in (*MARGINS, "without_answers")),
     )
@@ -160,9 +170,9 @@ class NegativesSettings(BaseSettings):
 
 
 class MeasuredSettings(BaseSettings):
-    """Settings of methods that measure MRR@10 during training."""
+    """Settings of methods that measure dev queries during training."""
 
-    dev: DevSettings | None = group("measure MRR@10, nDCG@10 and recall@100 during training, and keep the checkpoint with the best MRR@10")
+    dev: DevSettings | None = group("measure MRR@10, nDCG@10 and recall@100 during training, and keep the best checkpoint by one of them")
 
 
 class VectorSettings(BaseSettings):

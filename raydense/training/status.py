@@ -51,8 +51,8 @@ def when(step: int) -> str:
     return f"after step {step:,}" if step else "before the first step"
 
 
-def dev_measured(values: dict[str, float], state: State, misses: int, patience: int) -> str:
-    """The line of a dev measurement: its values, and how it stands among those before, of which `misses` in a row were no better than the best.
+def dev_measured(values: dict[str, float], decides: str, state: State, misses: int, patience: int) -> str:
+    """The line of a dev measurement: its values, and how the one that `decides` stands among those before, of which `misses` in a row were no better.
 
     Where no best one is kept, the values alone.
     """
@@ -60,9 +60,9 @@ def dev_measured(values: dict[str, float], state: State, misses: int, patience: 
     if state.best is None:
         return f"dev {when(state.step)}: {found}"
     if state.best_step == state.step:
-        return f"dev {when(state.step)}: {found}{', the best so far' if state.step else ''}"
+        return f"dev {when(state.step)}: {found}{f', the best {decides} so far' if state.step else ''}"
     ends = f"; {misses} of {patience} in a row without a better one" if patience else ""
-    return f"dev {when(state.step)}: {found}; the best is {state.best:.4f}, {when(state.best_step)}{ends}"
+    return f"dev {when(state.step)}: {found}; the best {decides} is {state.best:.4f}, {when(state.best_step)}{ends}"
 
 
 def forget(shared: Place) -> None:

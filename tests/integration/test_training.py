@@ -288,7 +288,7 @@ def test_it_ends_where_the_dev_metric_no_longer_rises(data: TrainingData, tmp_pa
     assert "train: ended after 4 steps: the dev metric was best at step 0" in printed
     start = model.summary["dev_start"]["mrr@10"]
     assert re.search(
-        rf"train: dev after step 4: mrr@10 0\.\d+, .*; the best is {start:.4f}, before the first step; 2 of 2 in a row without a better one",
+        rf"train: dev after step 4: mrr@10 0\.\d+, .*; the best mrr@10 is {start:.4f}, before the first step; 2 of 2 in a row without a better one",
         printed,
     )
 

@@ -262,8 +262,10 @@ def test_a_worker_goes_on_in_the_precision_of_the_steps_done_in_this_run(tmp_pat
     assert Loop(job, Worker(0, 1, 1, CPU)).precision == done_in
 
 
-@pytest.mark.parametrize("by", ["retriever", "reranker"])
-def test_a_joint_training_keeps_the_best_step_of_the_model_that_decides(tmp_path: Path, by: str) -> None:
+@pytest.mark.parametrize(
+    ("by", "metric"), [("retriever", "mrr@10"), ("reranker", "mrr@10"), ("retriever", "recall@100"), ("reranker", "ndcg@10")]
+)
+def test_a_joint_training_keeps_the_best_step_of_the_model_and_metric_that_decide(tmp_path: Path, by: str, metric: str) -> None:
     data = make_training_data(tmp_path / "data")
     make_tiny_encoder(["the red fox", "an old bridge of stone"], tmp_path / "tiny", 1)
     reranker = make_reranker(tmp_path / "reranker", tmp_path / "tiny")
@@ -275,13 +277,13 @@ def test_a_joint_training_keeps_the_best_step_of_the_model_that_decides(tmp_path
     run = [(query, passage, rank + 1, 4.0 - rank) for query, passages in found for rank, passage in enumerate(passages)]
     columns = dict(zip(("query_id", "passage_id", "rank", "score"), map(list, zip(*run, strict=True)), strict=True))
     write_table(tmp_path / "run", "run", pa.table(columns))
-    dev = {"qrels": str(qrels), "run": str(tmp_path / "run"), "passages": 60, "by": by, "patience": 2, "every": 1}
+    dev = {"qrels": str(qrels), "run": str(tmp_path / "run"), "passages": 60, "by": by, "metric": metric, "patience": 2, "every": 1}
     asked = data.settings(tmp_path / "o", objective="joint", model=str(tmp_path / "tiny"), reranker=str(reranker), dev=dev)
     shared = Place.of(tmp_path / "shared")
     sets = method_of(asked).dev_sets(asked, store)
     loop = Loop(Job(asked, asked.model, shared, 9, sets, Generations(shared, steps=1, every=1), 9, {}), Worker(0, 1, 1, CPU))
     state, values = loop._measured(State("fp32", step=3))
-    own = {"retriever": "mrr@10", "reranker": "reranker mrr@10"}
+    own = {"retriever": metric, "reranker": f"reranker {metric}".replace("recall@100", "ndcg@10")}
     assert set(own.values()) <= values.keys()
     assert values[own["retriever"]] != values[own["reranker"]], "the test tells them apart"
     assert (state.best_step, state.best) == (3, values[own[by]])
@@ -344,6 +346,12 @@ def test_new_negatives_outlast_a_store_that_is_away_for_a_while(loop: Loop, monk
         ({"dev": {"qrels": "q", "by": "reranker"}}, "dev.by reranker needs dev.run"),
         ({"dev": {"qrels": "q", "run": "r", "by": "reranker"}, "teacher": "static"}, "dev.by reranker .* static teacher"),
         ({"dev": {"qrels": "q", "by": "retriever"}, "objective": "retriever", "reranker": None}, "dev.by"),
+        ({"dev": {"qrels": "q", "run": "r", "by": "reranker", "metric": "recall@100"}}, "dev.metric recall@100 is of a retriever"),
+        (
+            {"dev": {"qrels": "q", "run": "r", "metric": "recall@100"}, "objective": "reranker", "reranker": None},
+            "dev.metric recall@100 is of a r",
+        ),
+        ({"dev": {"qrels": "q", "metric": "AP"}}, r"dev\.metric: input should be 'mrr@10', 'ndcg@10' or 'recall@100'"),
     ],
 )
 def test_a_best_step_by_a_reranker_that_is_not_measured_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -352,8 +360,9 @@ def test_a_best_step_by_a_reranker_that_is_not_measured_is_refused(changes: dict
         TrainSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-def test_the_default_of_the_model_that_decides_is_in_no_fingerprint() -> None:
+def test_the_defaults_of_the_model_and_metric_that_decide_are_in_no_fingerprint() -> None:
     given = {"objective": "joint", "model": "m", "corpus": "c", "queries": "q", "examples": "e", "output": "o", "reranker": "r"}
     dev = {"qrels": "q", "run": "r"}
-    assert "dev.by" not in TrainSettings(**given, dev=dev).shaping()
+    assert not {"dev.by", "dev.metric"} & TrainSettings(**given, dev=dev).shaping().keys()
+    assert TrainSettings(**given, dev={**dev, "metric": "ndcg@10"}).shaping()["dev.metric"] == "ndcg@10"
     assert TrainSettings(**given, dev={**dev, "by": "reranker"}).shaping()["dev.by"] == "reranker"

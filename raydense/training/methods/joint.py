@@ -49,7 +49,7 @@ class Joint(Method):
         """Train a retriever and a re-ranker together, each learning from the other."""
 
         reranker: Folder = artifact("model", "the re-ranker's folder to start from, a trained one for a static teacher")
-        dev: JointDevSettings | None = group("measure both models during training, and keep the checkpoint with the best MRR@10 of one")
+        dev: JointDevSettings | None = group("measure both models during training, and keep the best checkpoint by one of them")
         in_batch: bool = setting(False, "also use other queries' positives in each list")
         teacher: Literal["dynamic", "static"] = setting(
             "dynamic", "dynamic: the re-ranker is trained too; static: it is frozen and only teaches"

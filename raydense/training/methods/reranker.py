@@ -33,6 +33,8 @@ class Reranker(Method):
         def _fits_reranker(self) -> Self:
             if self.negatives == 0:
                 raise ValueError("a reranker needs negatives of at least 1")
+            if self.dev:
+                self.dev.refuse_recall("objective reranker")
             return self
 
     @classmethod
