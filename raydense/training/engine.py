@@ -36,10 +36,12 @@ WHOLE_AT_ONCE = 10**9  # weights of ZeRO 3 that are gathered and stay for their 
 
 
 def learning_rate(step: int, steps: int, settings: LoopSettings) -> float:
-    """The learning rate of `step` (from 0): rises linearly during the warm-up, then falls to zero at `steps`, by its schedule."""
+    """The learning rate of `step` (from 0): rises linearly during the warm-up, then falls to zero at `steps`, by its schedule, or stays."""
     rising = int(settings.warmup * steps)
     if step < rising:
         return settings.lr * (step + 1) / rising
+    if settings.schedule == "constant":
+        return settings.lr
     left = (steps - step) / (steps - rising)
     return settings.lr * (left if settings.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 

@@ -63,8 +63,10 @@ class LoopSettings(Settings):
         1, "number of parts of a step, which run one after another; in-batch negatives come from the same part", ge=1
     )
     lr: float = setting(2e-5, "highest learning rate", gt=0)
-    warmup: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls to zero", ge=0, lt=1)
-    schedule: Literal["linear", "cosine"] = setting("linear", "how the learning rate falls: in a line, or along half a cosine")
+    warmup: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls to zero, by the schedule", ge=0, lt=1)
+    schedule: Literal["linear", "cosine", "constant"] = setting(
+        "linear", "how the learning rate falls: in a line, or along half a cosine; constant: it stays"
+    )
     optimizer: Literal["adamw", "lamb"] = setting("adamw", "lamb for very large batches; it needs engine.name ddp")
     weight_decay: float = setting(0.01, "weight decay; biases and layer norms have none", ge=0)
     clip: float = setting(1.0, "clip the norm of the gradient to this; 0 does not clip", ge=0)

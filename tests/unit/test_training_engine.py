@@ -39,7 +39,7 @@ def model() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
 
 
-def test_learning_rate_rises_then_falls_to_zero() -> None:
+def test_learning_rate_rises_then_falls_to_zero_or_stays() -> None:
     rates = [learning_rate(step, 20, settings(lr=1.0, warmup=0.25)) for step in range(20)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[5:] == pytest.approx([1 - i / 15 for i in range(15)])
@@ -47,6 +47,8 @@ def test_learning_rate_rises_then_falls_to_zero() -> None:
     cosine = [learning_rate(step, 20, settings(lr=1.0, warmup=0.25, schedule="cosine")) for step in range(20)]
     assert cosine[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     assert cosine[5:] == pytest.approx([(1 + math.cos(math.pi * i / 15)) / 2 for i in range(15)])
+    constant = [learning_rate(step, 20, settings(lr=1.0, warmup=0.25, schedule="constant")) for step in range(20)]
+    assert constant == pytest.approx([0.2, 0.4, 0.6, 0.8] + [1.0] * 16)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
