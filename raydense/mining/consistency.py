@@ -32,7 +32,7 @@ from raydense.retrieval.kind import kind_of
 from raydense.retrieval.kinds.bm25 import expanded_with
 from raydense.retrieval.query_vectors import check_model, leaves_no_gpu
 from raydense.runtime.progress import Progress, say
-from raydense.storage import Artifact, Draft, provenance, read_manifest, releases_outputs
+from raydense.storage import Artifact, Draft, provenance, provenance_of, read_manifest, releases_outputs
 
 if TYPE_CHECKING:
     from raydense.retrieval.asking import Answer
@@ -52,8 +52,13 @@ def filter(settings: FilterSettings) -> Artifact:
     were not found. `report.md` has the counts, a histogram of the ranks and a sample to read. A second run after a kill continues
     with the missing files; the result is the same for any number of replicas, threads or shards of an exact index.
     Raises InputError if generated queries, index, model and corpus do not belong together, if the index was expanded with
-    these queries, and if no query is left.
+    these queries, if a running pool answers from another index or switches to one meanwhile, and if no query is left.
     """
+    running: SearchPool | None = None
+    if settings.pool:
+        if done := _finished(settings):  # which no longer needs the pool
+            return done
+        running, settings = _by_pool(settings)
     made_from, index = provenance("filter", settings), Artifact.open(settings.index, "index")
     if read_manifest(settings.output) is None:
         kind_of(index).check_params(settings.search_params)
@@ -65,7 +70,7 @@ def filter(settings: FilterSettings) -> Artifact:
     store.refuse_rows_of_another(index)
     check_model(settings.model, index, settings.prompt)
     _refuse_expanded(index, generated)
-    _filter_files(draft, settings, index, generated, store)
+    _filter_files(draft, settings, index, generated, store, running)
     notes = [file.note for file in draft.committed().values() if file.path != REPORT]
     try:
         summary = _sum_up(settings, notes)
@@ -79,6 +84,23 @@ def filter(settings: FilterSettings) -> Artifact:
     made_with = {"model": generated.artifact.summary.get("model"), "corpus": store.fingerprint, "index": index.fingerprint}
     made_with["origin"] = generated.origin
     return draft.finish(len(generated), **made_with, k=settings.k, **summary)
+
+
+def _finished(settings: FilterSettings) -> Artifact | None:
+    """A finished output by a running pool; InputError if it was made from other settings or inputs."""
+    manifest = read_manifest(settings.output)
+    if manifest is None:
+        return None
+    return Draft.open(settings.output, "generated", provenance_of(manifest["made_from"], "filter", settings)).done
+
+
+def _by_pool(settings: FilterSettings) -> tuple[SearchPool, FilterSettings]:
+    """The running pool of the settings, pinned to the index that it answers from now, and the settings of the same search without it."""
+    from raydense.retrieval.pool import SearchPool
+
+    pool = SearchPool.connect(settings.pool, pinned=True)
+    pool.refuse_other_index(settings.index)
+    return pool, settings.model_copy(update={"search_params": pool.plan.search_params})
 
 
 def _refuse_expanded(index: Artifact, generated: Generated) -> None:
@@ -125,7 +147,10 @@ def places(rows: Rows, own: Rows, text_hash: NDArray[np.uint64]) -> Rows:
     return np.where(same.any(axis=1), same.argmax(axis=1) + 1, 0)
 
 
-def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, generated: Generated, store: PassageStore) -> None:
+def _filter_files(
+    draft: Draft, settings: FilterSettings, index: Artifact, generated: Generated, store: PassageStore, running: SearchPool | None
+) -> None:
+    """Commit the files that are missing, by the pool that is running, or by one for all of them."""
     done = draft.committed()
     pending = {name: rows for name, rows in generated.ranges.items() if name not in done or draft.kept(_sample(name)) is None}
     counts = generated.counts()
@@ -136,7 +161,8 @@ def _filter_files(draft: Draft, settings: FilterSettings, index: Artifact, gener
         return
     from raydense.retrieval.pool import SearchPool
 
-    with SearchPool.start(index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params) as pool:
+    start = partial(SearchPool.start, index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
+    with running or start() as pool:
         stream = _blocks(settings, index, generated, list(pending.values()), pool)
         hits = pool.answers(stream, settings.k)
         with closing(stream), Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:
@@ -155,7 +181,7 @@ def _blocks(
     if not settings.model:
         return (_asked(generated, block["start"], block["stop"]).texts(block["at"]) for block in blocks)
     texts = partial(_block_texts, folder=generated.artifact.located, fingerprint=generated.artifact.fingerprint)
-    on_cpu = settings.gpu and leaves_no_gpu(pool)
+    on_cpu = pool.plan.gpu and leaves_no_gpu(pool)
     return encode_blocks("filter", settings.model, summary["model"], summary["dimension"], blocks, texts, on_cpu, settings.prompt)
 
 

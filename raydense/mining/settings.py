@@ -24,6 +24,17 @@ class FilterSettings(Settings, QueryPrompt, Pool):
     model: FolderOrNone = artifact("model", "the retriever that the embeddings were made with; not for bm25", None)
     k: int = setting(10, "keep a query whose passage, or one of the same text, is among this many first hits", ge=1)
     seed: int = setting(42, "random seed of the sample to read", ge=0, lt=2**63)
+    pool: str = resource("", "the name of a running pool of this index (`raydense pool start`) to use instead of starting one")
+
+    @model_validator(mode="after")
+    def _starts_or_calls(self) -> Self:
+        if self.pool:
+            self._refuse_given(Pool.model_fields, "a filter by pool")
+        return self
+
+    def left_open(self) -> set[str]:
+        """The search parameters, if a running pool provides them."""
+        return {"search_params"} if self.pool else set()
 
     def forecast(self, known: Known) -> Forecast:
         """A search of the queries of each passage."""

@@ -123,6 +123,12 @@ class SearchPool:
         ensure_ray()
         return cls(versions_of(name, pinned), name, ends=False)
 
+    def refuse_other_index(self, folder: str) -> None:
+        """InputError if the pool answers from another index than the one in `folder`."""
+        if Artifact.open(folder, "index").fingerprint != self.plan.fingerprint:
+            what = f"the pool {self.name!r} answers from another index, {self.plan.index}"
+            raise InputError(what, folder, f"give that one, or switch the pool to this one with `raydense pool swap --name {self.name}`")
+
     def swap(
         self, index: str | Path | Artifact, replicas: int | None = None, search_params: str | None = None, patience: float = _PATIENCE_S
     ) -> None:

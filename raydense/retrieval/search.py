@@ -162,9 +162,7 @@ def _by_pools(settings: SearchSettings) -> tuple[list[SearchPool], SearchSetting
     pools = [SearchPool.connect(name, pinned=True) for name in settings.pools]
     for pool, given in zip(pools, settings.indexes, strict=False):
         folder = named(given)[1] if len(pools) > 1 else given
-        if Artifact.open(folder, "index").fingerprint != pool.plan.fingerprint:
-            what = f"the pool {pool.name!r} answers from another index, {pool.plan.index}"
-            raise InputError(what, folder, f"leave it out, or switch the pool to it with `raydense pool swap --name {pool.name}`")
+        pool.refuse_other_index(folder)
     params = list(dict.fromkeys(pool.plan.search_params for pool in pools if kind_of(pool.index).encoded))
     if len(params) > 1:
         what = f"have different search parameters, {' and '.join(one or 'none' for one in params)}"

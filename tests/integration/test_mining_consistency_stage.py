@@ -23,6 +23,7 @@ from raydense.mining.consistency import filter
 from raydense.mining.settings import FilterSettings
 from raydense.models.tiny import make_tiny_encoder
 from raydense.retrieval.index import index
+from raydense.retrieval.pool import SearchPool
 from raydense.retrieval.search import search
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.storage import Artifact, Draft, fingerprint_of
@@ -92,6 +93,18 @@ def pipelines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raydense.inference.query_encoder, "run", lambda stage, *args, **more: started.append(stage) or run(stage, *args, **more)
     )
     return started
+
+
+def test_a_running_pool_answers_as_one_that_is_started(world: Path, made: Artifact, tmp_path: Path) -> None:
+    asked = settings(world, tmp_path / "kept", "bm25", k=2, pool="filters")
+    with pytest.raises(InputError, match="no search pool of the name 'filters'"):
+        filter(asked)
+    with SearchPool.start(Artifact.open(world / "bm25-1"), name="filters"):
+        with pytest.raises(InputError, match=r"answers from another index, .*bm25-1; give that one"):
+            filter(settings(world, tmp_path / "other", "bm25", k=2, pool="filters", index=str(world / "bm25-2")))
+        kept = filter(asked)
+    assert kept.fingerprint == made.fingerprint
+    assert filter(asked).path == kept.path, "a finished output no longer needs the pool"
 
 
 def lists_of(folder: Path) -> Lists:
