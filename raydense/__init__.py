@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from raydense.data.oracle import oracle
     from raydense.data.perturbing import perturb
     from raydense.data.sample import sample
-    from raydense.data.settings import ExportSettings, ImportSettings, MixSettings, OracleSettings, PerturbSettings, SampleSettings
+    from raydense.data.settings import (
+        ExportSettings,
+        HardNegatives,
+        HiddenSettings,
+        ImportSettings,
+        MixSettings,
+        OracleSettings,
+        PerturbSettings,
+        SampleSettings,
+    )
     from raydense.data.store import PassageStore
     from raydense.errors import InputError, one_line_errors
     from raydense.evaluation.evaluate import evaluate
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
     from raydense.inference.expand import expand
     from raydense.inference.expand_settings import ExpandSettings, PromptSettings
     from raydense.inference.generate import generate
+    from raydense.inference.pair_scorer import pair_scorer
+    from raydense.inference.query_encoder import query_encoder
     from raydense.inference.rerank import rerank
     from raydense.inference.settings import EncodeSettings, GenerateSettings, RerankSettings, SamplingSettings, SplitSettings
     from raydense.inference.split import split
@@ -51,7 +62,9 @@ if TYPE_CHECKING:
     from raydense.retrieval.settings import BM25Settings, CompareSettings, IndexSettings, SearchSettings, TopicsSettings
     from raydense.retrieval.topics import topics
     from raydense.serving.retriever import Retriever
+    from raydense.serving.settings import RetrieverSettings
     from raydense.storage import Artifact
+    from raydense.training.loop_settings import EngineSettings
     from raydense.training.pretrain import pretrain
     from raydense.training.settings import DevSettings, PretrainSettings, RefreshSettings, TrainSettings
 
@@ -70,7 +83,16 @@ _HOMES = {
     "raydense.data.oracle": ["oracle"],
     "raydense.data.perturbing": ["perturb"],
     "raydense.data.sample": ["sample"],
-    "raydense.data.settings": ["ExportSettings", "ImportSettings", "MixSettings", "OracleSettings", "PerturbSettings", "SampleSettings"],
+    "raydense.data.settings": [
+        "ExportSettings",
+        "HardNegatives",
+        "HiddenSettings",
+        "ImportSettings",
+        "MixSettings",
+        "OracleSettings",
+        "PerturbSettings",
+        "SampleSettings",
+    ],
     "raydense.data.store": ["PassageStore"],
     "raydense.errors": ["InputError", "one_line_errors"],
     "raydense.evaluation.evaluate": ["evaluate"],
@@ -82,6 +104,8 @@ _HOMES = {
     "raydense.inference.expand": ["expand"],
     "raydense.inference.expand_settings": ["ExpandSettings", "PromptSettings"],
     "raydense.inference.generate": ["generate"],
+    "raydense.inference.pair_scorer": ["pair_scorer"],
+    "raydense.inference.query_encoder": ["query_encoder"],
     "raydense.inference.rerank": ["rerank"],
     "raydense.inference.settings": ["EncodeSettings", "GenerateSettings", "RerankSettings", "SamplingSettings", "SplitSettings"],
     "raydense.inference.split": ["split"],
@@ -101,7 +125,9 @@ _HOMES = {
     "raydense.retrieval.settings": ["BM25Settings", "CompareSettings", "IndexSettings", "SearchSettings", "TopicsSettings"],
     "raydense.retrieval.topics": ["topics"],
     "raydense.serving.retriever": ["Retriever"],
+    "raydense.serving.settings": ["RetrieverSettings"],
     "raydense.storage": ["Artifact"],
+    "raydense.training.loop_settings": ["EngineSettings"],
     "raydense.training.pretrain": ["pretrain"],
     "raydense.training.settings": ["DevSettings", "PretrainSettings", "RefreshSettings", "TrainSettings"],
 }
@@ -121,6 +147,7 @@ __all__ = [
     "DualEncoder",
     "EncodeSettings",
     "EndpointSettings",
+    "EngineSettings",
     "EvaluateSettings",
     "ExpandSettings",
     "ExportSettings",
@@ -128,6 +155,8 @@ __all__ = [
     "FuseSettings",
     "GenerateSettings",
     "Generator",
+    "HardNegatives",
+    "HiddenSettings",
     "HybridSettings",
     "ImportSettings",
     "IndexSettings",
@@ -145,6 +174,7 @@ __all__ = [
     "RefreshSettings",
     "RerankSettings",
     "Retriever",
+    "RetrieverSettings",
     "SampleSettings",
     "SamplingSettings",
     "SearchPool",
@@ -176,8 +206,10 @@ __all__ = [
     "one_line_errors",
     "oracle",
     "overlap",
+    "pair_scorer",
     "perturb",
     "pretrain",
+    "query_encoder",
     "rerank",
     "sample",
     "search",

@@ -21,6 +21,11 @@ def main(folder: Path) -> None:
     imported: rd.Artifact = rd.import_dataset(rd.ImportSettings(format="beir", input=beir, output=folder / "imported"))
     alone = rd.import_corpus("beir", beir, folder / "alone")
     assert alone.rows == len(rd.PassageStore(imported.path / "corpus")) == len(rd.PassageStore(corpus))
+    chosen = rd.ImportSettings(
+        format="sbert_negatives", input=beir, hidden=rd.HiddenSettings(share=0.3), hard_negatives=rd.HardNegatives(per_system=5), output=folder / "negatives",
+    )  # fmt: skip
+    assert chosen.hard_negatives
+    assert chosen.hidden
     blocks = rd.split(rd.SplitSettings(corpus=corpus, unit="words", length=50, output=folder / "blocks"))
 
     asked = {"id": "a", "question": "who?", "answers": ["a red fox"], "documents": [{"paragraphs": ["the red fox", "not he"]}]}
@@ -38,7 +43,7 @@ def main(folder: Path) -> None:
     retriever = rd.train(
         rd.TrainSettings(
             objective="retriever", model=str(encoder.path), corpus=str(corpus), queries=str(queries), examples=str(mined.path), batch_size=8,
-            max_steps=2, dev=rd.DevSettings(qrels=qrels / "dev", every=1), output=folder / "retriever",
+            max_steps=2, dev=rd.DevSettings(qrels=qrels / "dev", every=1), engine=rd.EngineSettings(name="ddp"), output=folder / "retriever",
         )
     )  # fmt: skip
     query_vectors = rd.encode(rd.EncodeSettings(model=retriever, queries=queries, concurrency=(1, 1), output=folder / "asked-vectors"))
@@ -139,13 +144,17 @@ def main(folder: Path) -> None:
     model = rd.DualEncoder.load(retriever.path)
     assert isinstance(rd.CrossEncoder.load(reranker.path), rd.CrossEncoder)
     assert isinstance(rd.Generator.load(writer.path), rd.Generator)
-    query = model.encode_queries(model.tokenize_queries(["who?"]).pad(model.tokenizer.pad_id)).detach().numpy()
+    query = rd.query_encoder(retriever.path)(["who?"])
+    assert query.shape == (1, model.dimension)
+    assert len(rd.pair_scorer(reranker.path)(["who?", "who?"], ["a red fox", "not he"])) == 2
     with rd.SearchPool.start(dense) as pool:
         scores, rows = pool.search(query, k=3)
     assert scores.shape == rows.shape == (1, 3)
     with rd.Retriever.load(index=[words, dense], model=retriever, corpus=corpus, fuse=None, reranker=reranker, rerank_depth=3) as asking:
         hits = asking.search("who?", k=5)
         assert [len(found) for found in asking.search(["who?", "when?"], k=2)] == [2, 2]
+    with rd.Retriever(rd.RetrieverSettings(index=[words])) as bare:
+        assert len(bare.search("who?", k=5)) <= 5
     assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
     assert len({(hit.id, hit.title, hit.text, hit.score, *hit.found) for hit in hits}) == 5
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -14,16 +15,17 @@ from raydense.storage import check_unchanged, model_place
 Scorer = Callable[[list[str], list[str]], NDArray[np.float32]]
 
 
-def pair_scorer(model: str, fingerprint: str | None = None, gpu: bool | None = None) -> Scorer:
+def pair_scorer(model: str | os.PathLike[str], fingerprint: str | None = None, gpu: bool | None = None) -> Scorer:
     """A function from questions and as many passages to logits float32 [n], by the re-ranker in folder `model`.
 
-    It computes on a GPU (`gpu`), by default where torch sees one.
+    `pair_scorer("RERANKER_DIR")(["a question"], ["a passage"])`. It computes on a GPU (`gpu`), by default where torch sees one.
 
     InputError if the folder holds no trained re-ranker, or does not have `fingerprint`.
     """
     from raydense.models.cross_encoder import CrossEncoder
     from raydense.models.model_kind import require_model
 
+    model = os.fspath(model)
     require_model(model, scores=True)
     device = Device(Layout.alone(gpu), 0, cpu_bf16=True)
     placed = device.place(CrossEncoder.load(model))

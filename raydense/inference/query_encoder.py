@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,14 +30,18 @@ Vectors = NDArray[np.float32]
 
 
 def query_encoder(
-    model: str, fingerprint: str | None = None, dimension: int | None = None, gpu: bool | None = None, prompt: Changes = ()
+    model: str | os.PathLike[str],
+    fingerprint: str | None = None,
+    dimension: int | None = None,
+    gpu: bool | None = None,
+    prompt: Changes = (),
 ) -> QueryEncoder:
-    """What makes vectors of texts by the retriever in folder `model`, on a GPU (`gpu`), by default where torch sees one.
+    """What makes vectors of queries by the retriever in folder `model`: `query_encoder("MODEL_DIR")(["a question"])`. On a GPU (`gpu`), by default where torch sees one.
 
     `dimension` as in `EncodeSettings`, `prompt` as `QueryPrompt.prompt` has it. InputError if the folder holds no retriever, or does not have
     `fingerprint`.
     """
-    return QueryEncoder(_Encoder(model, fingerprint, dimension, Layout.alone(gpu), prompt))
+    return QueryEncoder(_Encoder(os.fspath(model), fingerprint, dimension, Layout.alone(gpu), prompt))
 
 
 class QueryEncoder:

@@ -31,6 +31,7 @@ from raydense.mining.settings import FilterSettings
 from raydense.retrieval.kind import kind_of
 from raydense.retrieval.kinds.bm25 import expanded_with
 from raydense.retrieval.query_vectors import check_model, leaves_no_gpu
+from raydense.retrieval.settings import Pool
 from raydense.runtime.progress import Progress, say
 from raydense.storage import Artifact, Draft, provenance, provenance_of, read_manifest, releases_outputs
 
@@ -161,8 +162,8 @@ def _filter_files(
         return
     from raydense.retrieval.pool import SearchPool
 
-    start = partial(SearchPool.start, index, settings.replicas, None, settings.threads, settings.gpu, settings.search_params)
-    with running or start() as pool:
+    given = {key: getattr(settings, key) for key in Pool.model_fields}
+    with running or SearchPool.start(index, **given) as pool:
         stream = _blocks(settings, index, generated, list(pending.values()), pool)
         hits = pool.answers(stream, settings.k)
         with closing(stream), Progress("filter", int(counts.sum()), "queries", int(counts.sum()) - left) as progress:

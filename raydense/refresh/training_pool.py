@@ -46,7 +46,7 @@ class TrainingPool:
         """The name of the pool, which answers from `index` now. InputError if it does not fit on the cluster, or the training has ended."""
         if self._pool is None or not self._switched(self._pool, index):
             name = f"refresh-{uuid.uuid4().hex[:12]}"
-            self._keep(SearchPool.start(index, 1, name, threads, search_params=search_params, detached=False))
+            self._keep(SearchPool.start(index, name=name, threads=threads, search_params=search_params, detached=False))
         return self.name
 
     def _switched(self, pool: SearchPool, index: Artifact) -> bool:

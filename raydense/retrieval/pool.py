@@ -55,6 +55,7 @@ class SearchPool:
     def start(
         cls,
         index: str | Path | Artifact,
+        *,
         replicas: int = 1,
         name: str | None = None,
         threads: int = 0,

@@ -223,7 +223,9 @@ def _pools(settings: SearchSettings, asked: _Asked, open_: ExitStack) -> list[Se
     found = []
     for index in asked.indexes:
         gpu = settings.gpu and not _without_model(settings, index)
-        pool = SearchPool.start(index, settings.replicas, None, settings.threads, gpu, _params(settings, index))
+        pool = SearchPool.start(
+            index, replicas=settings.replicas, threads=settings.threads, gpu=gpu, search_params=_params(settings, index)
+        )
         found.append(open_.enter_context(pool))
     return found
 
