@@ -88,7 +88,7 @@ class QuestionSearch:
         edge = len(trained)
         there = self._unit("trained-vectors", "passages", corpus, encoded, 0, edge)
         here = self._unit("asked-vectors", "queries", queries, encoded, edge, edge + len(asked))
-        dense = index(IndexSettings(kind="faiss", embeddings=there, background=self.settings.background, output=self._at("dense")))
+        dense = index(IndexSettings(kind="faiss", embeddings=there, single_core=self.settings.background, output=self._at("dense")))
         return search(SearchSettings(index=dense, vectors=here, queries=queries, k=self.settings.depth, output=self._at("found")))
 
     def _unit(self, name: str, of: Literal["passages", "queries"], texts: Artifact, encoded: Artifact, start: int, stop: int) -> Artifact:

@@ -67,7 +67,7 @@ def make_generation(pool: TrainingPool, settings: LoopSettings, start: str, gene
     vectors = encode(EncodeSettings.read({"output": work / "vectors", "model": model, "corpus": corpus, **spread}))
     generations.refuse_given_up()
     dense = index(index_settings(refresh, work / "index", vectors))
-    asked = {"queries": queries, "qrels": known, "k": refresh.depth, "background": concurrent}
+    asked = {"queries": queries, "qrels": known, "k": refresh.depth, "queries_on_cpu": concurrent}
     generations.refuse_given_up()
     found = _found(pool, refresh, dense, {"output": generations.run(number), "model": model, **asked}, number == generations.last)
     earlier = Artifact.open(generations.run(number - 1), "run") if refresh.only_changed and number > 1 else None
@@ -108,7 +108,7 @@ def index_settings(refresh: RefreshSettings, output: Place | str, vectors: Artif
     """How the index of a generation is made."""
     shape = {"kind": "faiss", "factory": refresh.factory, "shards": refresh.shards}
     # a task that claims all cores of a node would wait for a training that waits for its negatives
-    spread = {"background": refresh.mode == "async"}
+    spread = {"single_core": refresh.mode == "async"}
     return IndexSettings.read({"output": output, "embeddings": vectors, **shape, **spread})
 
 
@@ -117,7 +117,7 @@ def _found(pool: TrainingPool, refresh: RefreshSettings, dense: Artifact, asked:
     if read_manifest(asked["output"]):
         found = search(SearchSettings.read({**asked, "index": dense, "search_params": refresh.search_params}))
     else:
-        name = pool.on(dense, 1 if asked["background"] else 0, refresh.search_params)
+        name = pool.on(dense, 1 if asked["queries_on_cpu"] else 0, refresh.search_params)
         found = search(SearchSettings.read({**asked, "index": dense, "pool": name}))
     pool.close() if last else pool.rest()
     return found

@@ -101,7 +101,7 @@ def plan_build(factory: str, dimension: int, rows: int, shards: int, group: str 
 
 def with_threads(plan: BuildPlan, settings: IndexSettings, tasks: int) -> BuildPlan:
     """The plan for `tasks` that are left to fill shards, with the threads of each."""
-    if settings.background or not plan.facts.parallel:
+    if settings.single_core or not plan.facts.parallel:
         return plan
     return replace(plan, threads=threads_each(tasks, settings.concurrency, lambda threads: replace(plan, threads=threads).task_bytes))
 
@@ -109,7 +109,7 @@ def with_threads(plan: BuildPlan, settings: IndexSettings, tasks: int) -> BuildP
 def training_threads(plan: BuildPlan, settings: IndexSettings) -> int:
     """The threads of the task that trains the index."""
     needed = plan.train_bytes
-    return 1 if settings.background else threads_each(1, 0, lambda threads: needed)
+    return 1 if settings.single_core else threads_each(1, 0, lambda threads: needed)
 
 
 def threads_each(tasks: int, concurrency: int, task_bytes: Callable[[int], int]) -> int:

@@ -65,14 +65,14 @@ def encoded_blocks(
     """The vectors float32 [n, d] of the blocks of `queries` (query_id, text) that begin at `starts` (rising), as they are encoded.
 
     Queries are encoded in the parts of `encode --queries`, whatever the blocks of the search, so the vectors are the same.
-    They are encoded on the CPU with `background`, or if the `pools` of the search leave no GPU.
+    They are encoded on the CPU with `queries_on_cpu`, or if the `pools` of the search leave no GPU.
     """
     total, parts = len(queries), range(0, len(queries), QUERIES_A_FILE)
     ranges = [(at, min(at + settings.block, total)) for at in starts]
     needed = [p for p in parts if any(at < p + QUERIES_A_FILE and p < stop for at, stop in ranges)]
     blocks = [{"texts": queries["text"].slice(p, QUERIES_A_FILE).to_pylist()} for p in needed]
     summary = index.summary
-    on_cpu = settings.background or any(leaves_no_gpu(pool) for pool in pools if pool.plan.gpu)
+    on_cpu = settings.queries_on_cpu or any(leaves_no_gpu(pool) for pool in pools if pool.plan.gpu)
     vectors = encode_blocks("search", str(settings.model), summary["model"], summary["dimension"], blocks, _texts, on_cpu, settings.prompt)
     return _recut(zip(needed, vectors, strict=True), ranges)
 

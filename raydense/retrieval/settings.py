@@ -26,7 +26,7 @@ class BM25Settings(BaseSettings):
 
 # the settings of `index` that one kind alone has, after the input that it is made of
 _OWN = {
-    "faiss": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "background"),
+    "faiss": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "single_core"),
     "bm25": ("corpus", "expand", "bm25"),
 }
 KINDS = tuple(_OWN)
@@ -35,7 +35,7 @@ KINDS = tuple(_OWN)
 class IndexSettings(Settings):
     """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
 
-    renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields}
+    renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields} | {"background": "single_core"}
     newer = ("recall",)
 
     kind: Literal["faiss", "bm25"] = setting(
@@ -66,7 +66,7 @@ class IndexSettings(Settings):
         ge=0,
     )
     elsewhere: bool = resource(False, "faiss: make it even if these machines have too little memory to search it")
-    background: bool = resource(False, "faiss: one core for each task, also where it leaves others idle")
+    single_core: bool = resource(False, "faiss: one core for each task, also where it leaves others idle")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -197,6 +197,7 @@ class SearchSettings(Settings, QueryPrompt, Pool):
     """
 
     newer = ("drop_identical", *QUERY_PROMPT)
+    renamed: ClassVar[dict[str, str]] = {"background": "queries_on_cpu"}
 
     index: OneOrMore = artifact("index", "the index, or several of one corpus; with pool, by default the pool's", None)
     fuse: FolderOrNone = artifact(
@@ -215,7 +216,7 @@ class SearchSettings(Settings, QueryPrompt, Pool):
     )
     block: int = setting(2_048, "queries of a block, which is searched at once and committed as one file; it bounds the memory", ge=1)
     pool: OneOrMore = resource(None, "the name of a running pool (`raydense pool start`) to use instead of starting one, or of several")
-    background: bool = resource(False, "encode the queries on the CPU, and leave the GPUs to other work")
+    queries_on_cpu: bool = resource(False, "encode the queries on the CPU, and leave the GPUs to other work")
 
     @model_validator(mode="after")
     def _asks_one(self) -> Self:
@@ -224,9 +225,9 @@ class SearchSettings(Settings, QueryPrompt, Pool):
         elif not self.index:
             raise ValueError("a search needs index, or pool")
         if self.vectors:
-            self._refuse_given(["model", "background"], "a search with vectors")
+            self._refuse_given(["model", "queries_on_cpu"], "a search with vectors")
         elif not self.model:
-            self._refuse_given(["background"], "a search without model")
+            self._refuse_given(["queries_on_cpu"], "a search without model")
         if len(self.pools or self.indexes) > 1:
             self._refuse_given(["drop_identical"], "a search of several indexes")
         else:
@@ -239,7 +240,7 @@ class SearchSettings(Settings, QueryPrompt, Pool):
     @classmethod
     def takes(cls, values: dict[str, Any]) -> set[str]:
         """As for every stage; without a model nothing is encoded."""
-        return super().takes(values) - (set() if "model" in values else {"background"})
+        return super().takes(values) - (set() if "model" in values else {"queries_on_cpu"})
 
     @property
     def indexes(self) -> list[str]:

@@ -120,8 +120,8 @@ def test_help_says_of_a_verb_what_it_has(capsys):
         (["run", "nowhere.yaml", "--output", "o"], "nowhere.yaml: no such file"),
         (["demo", "--output", ""], "--output: is empty; give the folder for the outputs of all stages"),
         (
-            ["search", "--index", "i", "--queries", "q", "--output", "o", "--background"],
-            "a search without model does not use background: leave it out",
+            ["search", "--index", "i", "--queries", "q", "--output", "o", "--queries-on-cpu"],
+            "a search without model does not use queries_on_cpu: leave it out",
         ),
         (
             ["search", "--index", "i", "--queries", "q", "--output", "o", "--prompt-name", "web"],

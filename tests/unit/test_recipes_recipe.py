@@ -463,13 +463,13 @@ stages:
 
 def test_a_default_that_a_search_does_not_use_is_for_others(tmp_path):
     (tmp_path / "recipe.yaml").write_text("""
-defaults: {background: true}
+defaults: {queries_on_cpu: true}
 stages:
   words: {do: search, index: i, queries: q}
   dense: {do: search, index: i, queries: q, model: m}
 """)
     words, dense = (stage.settings for stage in Recipe.read(tmp_path / "recipe.yaml", "out").stages)
-    assert (words.background, dense.background) == (False, True)
+    assert (words.queries_on_cpu, dense.queries_on_cpu) == (False, True)
 
 
 def test_a_recipe_changes_the_defaults_of_its_base(tmp_path):

@@ -79,7 +79,7 @@ def test_a_small_index_is_made_on_a_machine_of_many_cores(factory: str, monkeypa
     assert plan.task_bytes <= 5 * GIB
     assert plan.threads == (1 if factory == "HNSW32" else plan.threads)
     assert plan.threads > 1 or factory == "HNSW32"
-    assert with_threads(one, settings.replaced({"background": True}), 1) == one
+    assert with_threads(one, settings.replaced({"single_core": True}), 1) == one
 
 
 def test_a_plan_makes_an_index_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_blocks_are_the_rows_that_they_begin_at(index: Artifact, block: int, mon
     ("free", "pool", "given", "on_cpu"),
     [
         ([1.0], POOL, {}, False),
-        ([1.0], POOL, {"background": True}, True),
+        ([1.0], POOL, {"queries_on_cpu": True}, True),
         ([], GPU_POOL, {}, True),
         ([0.5, 0.5], GPU_POOL, {}, True),
         ([0.0, 1.0], GPU_POOL, {}, False),

@@ -1,0 +1,39 @@
+"""Settings that were renamed: the old names are refused with the new ones, and what is recorded of outputs stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raydense.errors import InputError
+from raydense.recipes.stage import VERBS
+from raydense.retrieval.settings import IndexSettings, SearchSettings
+from raydense.serving.settings import ServeSettings
+from raydense.settings import BaseSettings
+
+SEARCH: dict[str, Any] = {"index": "i", "queries": "q", "output": "o"}
+FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
+
+
+@pytest.mark.parametrize(
+    ("of", "given", "old", "new"),
+    [
+        (SearchSettings, SEARCH, {"background": True}, "queries_on_cpu"),
+        (IndexSettings, FAISS, {"background": True}, "single_core"),
+    ],
+)
+def test_an_old_name_is_refused_with_the_new_one(of: type[BaseSettings], given: dict[str, Any], old: dict[str, Any], new: str) -> None:
+    with pytest.raises(InputError) as caught:
+        of.read({**given, **old}, "stage.")
+    (key, value), group = next(iter(old.items())), ""
+    if isinstance(value, dict):
+        group = f"{key}."
+        key = next(iter(value))
+    assert str(caught.value) == f"stage.{group}{key}: was renamed; write {new}"
+
+
+@pytest.mark.parametrize("of", [*(verb.settings for verb in VERBS.values()), ServeSettings], ids=lambda of: of.__name__)
+def test_what_old_names_lead_to_is_there(of: type[BaseSettings]) -> None:
+    assert not of.renamed.keys() & of.all_fields().keys()
+    assert of.chosen_by or set(of.renamed.values()) <= of.all_fields().keys() | of.model_fields.keys()
