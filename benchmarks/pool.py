@@ -50,7 +50,7 @@ def main() -> None:
     swaps: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         versions = make_versions(Path(folder), args.rows, 1_000, args.shards)
-        with SearchPool.start(versions.indexes[0], replicas=args.replicas, name="benchmark") as pool:
+        with SearchPool.start(versions.indexes[0], shard_replicas=args.replicas, name="benchmark") as pool:
             callers = start_callers("benchmark", versions, CALLERS)
 
             def swap(number: int) -> None:

@@ -1,7 +1,7 @@
 """A client of a search pool that another job started: reads questions, asks the pool block by block, writes the hits as JSON lines.
 
     ray job submit --address http://HEAD:8265 --working-dir . -- \\
-        python -m raydense pool start --name wikipedia --index /shared/wikipedia/index --replicas 2
+        python -m raydense pool start --name wikipedia --index /shared/wikipedia/index --shard-replicas 2
     ray job submit --address http://HEAD:8265 --working-dir . -- \\
         python jobs/search_client.py --pool wikipedia --model /shared/models/retriever --corpus /shared/wikipedia/corpus \\
         --questions /shared/questions.txt --output /shared/hits.jsonl

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from raydense.cli.flags import join
+from raydense.cli.flags import Command, join
+from raydense.mining.settings import FilterSettings
 from raydense.retrieval.settings import Pool
 from raydense.runtime.progress import duration, say
 
@@ -41,10 +42,10 @@ _NAME = click.option("--name", required=True, metavar="NAME", help="the pool's n
 _INDEX = click.option("--index", required=True, metavar="PATH", help="the index")
 
 
-@pool_group.command("start")
+@pool_group.command("start", cls=Command, renamed_by=FilterSettings)
 @_NAME
 @_INDEX
-@click.option("--replicas", default=1, type=click.IntRange(1), metavar="INT", help=f"{_description('replicas')}  [1]")
+@click.option("--shard-replicas", default=1, type=click.IntRange(1), metavar="INT", help=f"{_description('shard_replicas')}  [1]")
 @click.option("--search-params", default="", metavar="TEXT", help=_description("search_params"))
 @click.option("--threads", default=0, type=click.IntRange(0), metavar="INT", help=f"{_description('threads')}  [0]")
 @click.option("--gpu/--no-gpu", default=False, help=_description("gpu"))
@@ -65,13 +66,15 @@ def pool_start(name: str, address: str | None, as_json: bool, **settings: Any) -
     say(f"pool: raydense search --pool {name} calls it, raydense pool close --name {name} ends it")
 
 
-@pool_group.command("swap")
+@pool_group.command("swap", cls=Command, renamed_by=FilterSettings)
 @_NAME
 @_INDEX
-@click.option("--replicas", default=None, type=click.IntRange(1), metavar="INT", help="actors of each shard; by default as many as now")
+@click.option(
+    "--shard-replicas", default=None, type=click.IntRange(1), metavar="INT", help="actors of each shard; by default as many as now"
+)
 @click.option("--search-params", default=None, metavar="TEXT", help=f"{_description('search_params')}; by default those of now")
 @_on_cluster
-def pool_swap(name: str, index: str, replicas: int | None, search_params: str | None, address: str | None, as_json: bool) -> None:
+def pool_swap(name: str, index: str, shard_replicas: int | None, search_params: str | None, address: str | None, as_json: bool) -> None:
     """Switch a pool to another index while it serves: no call fails, and each is answered by one index.
 
     The new actors load next to the old ones, and take over when all are loaded; until then both need memory. If they cannot load, the pool stays as
@@ -81,7 +84,7 @@ def pool_swap(name: str, index: str, replicas: int | None, search_params: str | 
 
     join(address)
     pool = SearchPool.connect(name)
-    pool.swap(index, replicas, search_params)
+    pool.swap(index, shard_replicas, search_params)
     _print(pool.status(), as_json)
 
 

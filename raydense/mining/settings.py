@@ -17,6 +17,7 @@ class FilterSettings(Settings, QueryPrompt, Pool):
     """Keep a generated query only if a search with it finds its own passage again (round-trip consistency)."""
 
     newer = QUERY_PROMPT
+    renamed: ClassVar[dict[str, str]] = {"replicas": "shard_replicas"}
 
     generated: Folder = artifact("generated", "the queries, as `generate` wrote them or as `filter` kept them")
     corpus: Folder = artifact("corpus", "the passages that they were written for")

@@ -63,5 +63,5 @@ def on_gpus(settings: Pool, index: str | None) -> str:
     summary = artifact.summary
     kind_of(artifact).check_gpu(settings.search_params)
     copies = [copy_bytes(summary, stop - start) for start, stop in summary["shards"]]
-    needed = settings.replicas * sum(actor_bytes(copy, 1) for copy in copies)
-    return f", about {size(needed)} of GPU memory in {settings.replicas * len(copies)} actors"
+    needed = settings.shard_replicas * sum(actor_bytes(copy, 1) for copy in copies)
+    return f", about {size(needed)} of GPU memory in {settings.shard_replicas * len(copies)} actors"

@@ -56,7 +56,7 @@ class SearchPool:
         cls,
         index: str | Path | Artifact,
         *,
-        replicas: int = 1,
+        shard_replicas: int = 1,
         name: str | None = None,
         threads: int = 0,
         gpu: bool = False,
@@ -64,7 +64,7 @@ class SearchPool:
         idle_timeout: float = 0.0,
         detached: bool = True,
     ) -> SearchPool:
-        """Start `replicas` actors of every shard; returns while they load, or when the nodes that they need have joined.
+        """Start `shard_replicas` actors of every shard; returns while they load, or when the nodes that they need have joined.
 
         With a `name` the actors are detached: `connect(name)` finds them from another job, until `close`, or until `idle_timeout`
         seconds pass without a call (0: never); then `start` returns when each shard has a loaded actor. If it is not `detached`, a
@@ -79,14 +79,16 @@ class SearchPool:
         ensure_ray()
         if gpu:
             check_gpu(artifact, search_params)
-        memory = plan_memory(artifact, replicas)
-        sharing = plan_gpus(artifact, replicas) if gpu else 1
+        memory = plan_memory(artifact, shard_replicas)
+        sharing = plan_gpus(artifact, shard_replicas) if gpu else 1
         where = artifact.located, artifact.fingerprint
-        plan = PoolPlan(*where, replicas, threads, gpu, search_params, neighbours=1, sharing=sharing, detached=bool(name) and detached)
+        plan = PoolPlan(
+            *where, shard_replicas, threads, gpu, search_params, neighbours=1, sharing=sharing, detached=bool(name) and detached
+        )
         plan, fits = _fitting(artifact, memory, plan)
         if name:
             return cls._start_named(name, plan, memory.actor_bytes, idle_timeout, fits)
-        actors = [[start_actor(plan, shard, size) for _ in range(replicas)] for shard, size in enumerate(memory.actor_bytes)]
+        actors = [[start_actor(plan, shard, size) for _ in range(shard_replicas)] for shard, size in enumerate(memory.actor_bytes)]
         pool = cls(Versions(Version(Table(1, plan, actors))))
         if not fits:
             loading = [actor.describe.remote() for replicas in actors for actor in replicas]
@@ -131,12 +133,16 @@ class SearchPool:
             raise InputError(what, folder, f"give that one, or switch the pool to this one with `raydense pool swap --name {self.name}`")
 
     def swap(
-        self, index: str | Path | Artifact, replicas: int | None = None, search_params: str | None = None, patience: float = _PATIENCE_S
+        self,
+        index: str | Path | Artifact,
+        shard_replicas: int | None = None,
+        search_params: str | None = None,
+        patience: float = _PATIENCE_S,
     ) -> None:
         """Switch a pool with a name to another index while it serves: no call fails, and none is answered by two indexes.
 
         The new actors start next to the old ones, and take over when all are loaded; after `patience` seconds, one of each shard
-        is enough. `replicas` and `search_params` stay as they are unless given. Raises InputError if memory is short next to the
+        is enough. `shard_replicas` and `search_params` stay as they are unless given. Raises InputError if memory is short next to the
         old actors, an actor cannot load, or the index takes other queries than the old one; the pool then stays as it is.
         """
         artifact = index if isinstance(index, Artifact) else Artifact.open(index, "index")
@@ -144,7 +150,7 @@ class SearchPool:
         _check_alike(version.index, artifact)
         given = version.plan.search_params if search_params is None else search_params
         kind_of(artifact).check_params(given)
-        copies = replicas or version.plan.replicas
+        copies = shard_replicas or version.plan.replicas
         plan = replace(version.plan, index=artifact.located, fingerprint=artifact.fingerprint, replicas=copies, search_params=given)
         if plan.gpu:
             check_gpu(artifact, given)

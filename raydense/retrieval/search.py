@@ -219,12 +219,12 @@ def _pools(settings: SearchSettings, asked: _Asked, open_: ExitStack) -> list[Se
     if asked.pools:
         return [open_.enter_context(pool) for pool in asked.pools]
     if len(asked.indexes) > 1:
-        check_together(asked.indexes, settings.replicas, settings.gpu)
+        check_together(asked.indexes, settings.shard_replicas, settings.gpu)
     found = []
     for index in asked.indexes:
         gpu = settings.gpu and not _without_model(settings, index)
         pool = SearchPool.start(
-            index, replicas=settings.replicas, threads=settings.threads, gpu=gpu, search_params=_params(settings, index)
+            index, shard_replicas=settings.shard_replicas, threads=settings.threads, gpu=gpu, search_params=_params(settings, index)
         )
         found.append(open_.enter_context(pool))
     return found

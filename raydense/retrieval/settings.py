@@ -183,7 +183,7 @@ class Pool(BaseModel):
     search_params: str = setting(
         "", "FAISS search parameters, as nprobe=32, efSearch=128 or k_factor_rf=10; nprobe is the index's own by default"
     )
-    replicas: int = resource(1, "actors of each shard", ge=1)
+    shard_replicas: int = resource(1, "actors of each shard", ge=1)
     threads: int = resource(0, "threads of a shard actor; 0 shares the cores between the actors of a machine", ge=0)
     gpu: bool = resource(
         False, "load the shards on GPUs (needs faiss-gpu), several on one if they are more; a search of k above 2,048 takes the CPU"
@@ -197,7 +197,7 @@ class SearchSettings(Settings, QueryPrompt, Pool):
     """
 
     newer = ("drop_identical", *QUERY_PROMPT)
-    renamed: ClassVar[dict[str, str]] = {"background": "queries_on_cpu"}
+    renamed: ClassVar[dict[str, str]] = {"background": "queries_on_cpu", "replicas": "shard_replicas"}
 
     index: OneOrMore = artifact("index", "the index, or several of one corpus; with pool, by default the pool's", None)
     fuse: FolderOrNone = artifact(
@@ -221,7 +221,7 @@ class SearchSettings(Settings, QueryPrompt, Pool):
     @model_validator(mode="after")
     def _asks_one(self) -> Self:
         if self.pool:
-            self._refuse_given(["search_params", "replicas", "threads", "gpu"], "a search by pool")
+            self._refuse_given(["search_params", "shard_replicas", "threads", "gpu"], "a search by pool")
         elif not self.index:
             raise ValueError("a search needs index, or pool")
         if self.vectors:

@@ -78,7 +78,7 @@ class Source:
         if self.index and self.name not in pools():
             index = self._opened()
             try:
-                SearchPool.start(index, replicas=self.copies, name=self.name, search_params=self._params(index), idle_timeout=_IDLE_S)
+                SearchPool.start(index, shard_replicas=self.copies, name=self.name, search_params=self._params(index), idle_timeout=_IDLE_S)
             except InputError:
                 if self.name not in pools():  # otherwise another process of the app started it first
                     raise

@@ -66,14 +66,14 @@ from raydense.retrieval.settings import IndexSettings
 nodes_while(lambda: encode(EncodeSettings(model=model, corpus=corpus, output=output, dtype="float32", precision="fp32")))
 made = index(IndexSettings(kind="faiss", embeddings=output, output=output + "-index"))
 vectors = Vectors(output).take(np.arange(Vectors(output).rows))
-with SearchPool.start(made, replicas=5) as pool:
+with SearchPool.start(made, shard_replicas=5) as pool:
     scores, _ = pool.search(vectors[::100], 1)
     right = np.allclose(scores[:, 0], (vectors[::100] @ vectors.T).max(axis=1), rtol=1e-4)
     print(f"pool: {nodes()} nodes, {right}")
 while nodes() > 1:
     time.sleep(0.2)
 try:
-    SearchPool.start(made, name="large", replicas=20)
+    SearchPool.start(made, name="large", shard_replicas=20)
 except InputError as error:
     print(f"refused: {error}")
 """

@@ -169,7 +169,7 @@ def test_another_prompt_than_the_models_keeps_what_queries_with_it_find(world: P
 
 
 def test_the_same_however_the_index_is_cut_and_spread(world: Path, tmp_path: Path, made: Artifact, pipelines: list[str]) -> None:
-    words = filter(settings(world, tmp_path / "words", "bm25", k=2, index=str(world / "bm25-2"), replicas=2))
+    words = filter(settings(world, tmp_path / "words", "bm25", k=2, index=str(world / "bm25-2"), shard_replicas=2))
     assert file_bytes(words.path) == file_bytes(made.path)
     assert file_bytes(made.path).keys() == {"report.md", *(f"generated-{i:05d}.arrow" for i in range(3))}
     one = filter(settings(world, tmp_path / "one", "dense", k=5))
@@ -250,4 +250,4 @@ def test_what_does_not_belong_together_is_refused(world: Path, tmp_path: Path, m
     assert not (tmp_path / f"o{number}").exists(), "a greater k can have the same output"
     with pytest.raises(InputError, match=r"settings\.k: 2 -> 3"):
         filter(settings(world, made.path, "bm25", k=3))
-    assert filter(settings(world, made.path, "bm25", k=2, replicas=2)).fingerprint == made.fingerprint
+    assert filter(settings(world, made.path, "bm25", k=2, shard_replicas=2)).fingerprint == made.fingerprint

@@ -117,7 +117,7 @@ def test_a_swap_that_cannot_be_leaves_the_pool_as_it_is(pool: SearchPool, versio
     with pytest.raises(InputError, match="its kind is bm25, the pool's is faiss; start another pool"):
         pool.swap(words)
     with pytest.raises(InputError, match=r"2 shards x 10000.* next to 756 MiB of the current actors.* fewer replicas"):
-        pool.swap(new, replicas=10_000)
+        pool.swap(new, shard_replicas=10_000)
     write_embeddings(tmp_path / "emb", np.eye(DIMENSION, dtype=np.float32))
     gone = index(IndexSettings(kind="faiss", embeddings=str(tmp_path / "emb"), output=str(tmp_path / "gone")))
     damaged = tmp_path / "gone" / "shard-00000.faiss"
@@ -134,7 +134,7 @@ def test_a_swap_that_another_one_overtook_is_refused(pool: SearchPool, versions:
     """Its plan has the replicas and search parameters of a version that serves no more."""
     old, new = versions.indexes
     overtaken = pool.plan
-    pool.swap(new, replicas=2)
+    pool.swap(new, shard_replicas=2)
     refusal = asked(pool.name, "swap", 1, replace(overtaken, fingerprint=old.fingerprint), [2**20] * 2, "late", 60.0)
     assert refusal == "another swap was faster, and some settings may be its own: swap again"
     assert (pool.plan.fingerprint, pool.plan.replicas) == (new.fingerprint, 2)

@@ -173,7 +173,7 @@ def test_killed_actors_come_back_with_right_answers(make_index: MakeIndex) -> No
     vectors, _ = duplicated_vectors(37)
     queries = queries_of(37, 400)
     blocks = [queries[at : at + 10] for at in range(0, 400, 10)]
-    with SearchPool.start(make_index(vectors, "Flat", 2), replicas=2) as pool:
+    with SearchPool.start(make_index(vectors, "Flat", 2), shard_replicas=2) as pool:
         undisturbed = pool.search(queries, K)
         found = []
         for i, answer in enumerate(pool.answers(iter(blocks), K)):
@@ -265,7 +265,7 @@ def test_what_cannot_be_is_refused(make_index: MakeIndex, capsys: pytest.Capture
     vectors, _ = duplicated_vectors(37)
     artifact = make_index(vectors, "Flat", 2)
     with pytest.raises(InputError, match=r"the index needs 20000 actors .* give more shards or nodes, factory SQfp16, fewer replicas"):
-        SearchPool.start(artifact, replicas=10_000)
+        SearchPool.start(artifact, shard_replicas=10_000)
     assert "3,000 passages, 20000 actors (2 shards x 10000), at most" in capsys.readouterr().err
     with pytest.raises(InputError, match="does not take 'nprobe=4'"):
         SearchPool.start(artifact, search_params="nprobe=4")

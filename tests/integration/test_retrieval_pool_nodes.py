@@ -54,10 +54,10 @@ def test_replicas_leave_nodes_with_gpus_of_a_cluster_that_grows(cluster: Cluster
         assert versions.is_right(pool.answer(versions.queries, K), slice(None))
         pool.swap(versions.indexes[1])
         assert nodes(pool) == without
-        with SearchPool.start(versions.indexes[0], name="apart", replicas=2) as other:
+        with SearchPool.start(versions.indexes[0], name="apart", shard_replicas=2) as other:
             until(lambda: bool(nodes(other)), "it does not load")
             assert nodes(other) == without
-        with SearchPool.start(versions.indexes[0], replicas=2) as brief:  # it ends with its stage, and is faster on more nodes
+        with SearchPool.start(versions.indexes[0], shard_replicas=2) as brief:  # it ends with its stage, and is faster on more nodes
             held = ray.get([actor.health.remote() for replicas in brief.actors for actor in replicas])
             assert len({one["node"] for one in held}) == 2
 

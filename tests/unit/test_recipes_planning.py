@@ -251,7 +251,14 @@ def test_a_search_on_gpus_shows_their_memory(tmp_path: Path) -> None:
     Draft.open(tmp_path / "queries", "queries", {}).finish(100)
     shards = [[0, 500_000], [500_000, 1_000_000]]
     made = {"kind": "faiss", "factory": "Flat", "dimension": 768, "dtype": "float16", "shards": shards}
-    given = {"index": str(tmp_path / "flat"), "queries": str(tmp_path / "queries"), "model": "m", "output": "o", "gpu": True, "replicas": 2}
+    given = {
+        "index": str(tmp_path / "flat"),
+        "queries": str(tmp_path / "queries"),
+        "model": "m",
+        "output": "o",
+        "gpu": True,
+        "shard_replicas": 2,
+    }
     assert needs_of([SearchSettings(**given)])[0] == "100 queries x 100"
     Draft.open(tmp_path / "flat", "index", {}).finish(0, **made)
     assert needs_of([SearchSettings(**given)])[0] == "100 queries x 100, about 10.9 GiB of GPU memory in 4 actors"

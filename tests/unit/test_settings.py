@@ -177,8 +177,8 @@ def test_workers_shape_what_each_trains_alone():
     [
         ({}, "a search needs index, or pool"),
         (
-            {"pool": "nq", "replicas": 2, "search_params": "nprobe=4"},
-            "a search by pool does not use search_params, replicas: leave them out",
+            {"pool": "nq", "shard_replicas": 2, "search_params": "nprobe=4"},
+            "a search by pool does not use search_params, shard_replicas: leave them out",
         ),
     ],
 )

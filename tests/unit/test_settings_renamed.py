@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from raydense.errors import InputError
+from raydense.mining.settings import FilterSettings
 from raydense.recipes.stage import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.serving.settings import ServeSettings
@@ -20,6 +21,8 @@ FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
     ("of", "given", "old", "new"),
     [
         (SearchSettings, SEARCH, {"background": True}, "queries_on_cpu"),
+        (SearchSettings, SEARCH, {"replicas": 2}, "shard_replicas"),
+        (FilterSettings, {"generated": "g", "corpus": "c", "index": "i", "output": "o"}, {"replicas": 2}, "shard_replicas"),
         (IndexSettings, FAISS, {"background": True}, "single_core"),
     ],
 )
