@@ -68,12 +68,14 @@ class BaseSettings(BaseModel):
 
     A field whose type is a class of settings, or that class or None, is a group. Its keys are written `dev: {every: 200}` in a
     file, `--dev.every 200` on the command line, and `dev.every` in messages and fingerprints. `renamed` maps old keys, which
-    are refused, to their new names. If the value of one key (`chosen_by`) decides which other keys exist, `chosen` returns
+    are refused, to their new names. `recorded` maps keys to the names under which outputs record them, which are those of before a
+    renaming: what was made before stays valid. If the value of one key (`chosen_by`) decides which other keys exist, `chosen` returns
     the class that has them. `scratch` has the keys of models that may be `tiny`, a small one from scratch.
     """
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=())
     renamed: ClassVar[dict[str, str]] = {}
+    recorded: ClassVar[dict[str, str]] = {}
     chosen_by: ClassVar[str] = ""
     scratch: ClassVar[tuple[str, ...]] = ()
 
@@ -269,7 +271,7 @@ class Settings(BaseSettings):
         return ""
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that shape the output: not its folder, inputs, resources, nor newer settings at their default.
+        """The settings that shape the output, as they are `recorded`: not its folder, inputs, resources, nor newer settings at their default.
 
         A group that was not given has no keys here.
         """
@@ -278,7 +280,7 @@ class Settings(BaseSettings):
         for key, field in self.all_fields().items():
             shapes = key in given and key != "output" and not isinstance(field.json_schema_extra, dict)
             if shapes and not (key in self.newer and given[key] == field.default):
-                shaping[key] = given[key]
+                shaping[self.recorded.get(key, key)] = given[key]
         return shaping
 
 

@@ -31,14 +31,14 @@ _KEPT, _INDEX = 10.5, 8  # bytes on disk of a pair of a word and a passage: in t
 def build_bm25(draft: Draft, settings: IndexSettings) -> Artifact:
     """Commit `vocabulary.arrow`, three arrays per shard and `passage_ids.arrow`; finish the draft.
 
-    With `expand`, a passage also has the words of the queries generated for it (doc2query, Nogueira and Lin 2019). Raises InputError
+    With `generated`, a passage also has the words of the queries generated for it (doc2query, Nogueira and Lin 2019). Raises InputError
     on an unknown stemmer or list of stop words, more shards than passages, queries of another corpus, too little disk or memory, or words of
     other rules that an earlier version of raydense left there.
     """
     _refuse_other_rules(draft)
     words = Words(settings.bm25.stemmer, settings.bm25.stopwords)
     words.vocabulary()
-    inputs = Inputs(str(settings.corpus), settings.expand, draft.made_from["inputs"])
+    inputs = Inputs(str(settings.corpus), settings.generated, draft.made_from["inputs"])
     store, generated = inputs.open()
     if settings.shards > len(store):
         raise InputError(f"{settings.shards} shards of {len(store)} passages", "shards", f"give at most {len(store)}")

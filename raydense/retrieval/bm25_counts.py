@@ -37,13 +37,13 @@ class Inputs:
     """What the driver and each task open: the corpus and the queries that expand it, with the fingerprints that the stage began with."""
 
     corpus: str
-    expand: str | None
+    generated: str | None
     prints: dict[str, str]
 
     def open(self) -> tuple[PassageStore, Generated | None]:
         """InputError if one of them was replaced since."""
         store = PassageStore(self.corpus, self.prints["corpus"])
-        return store, Generated(self.expand, store, self.prints["expand"]) if self.expand else None
+        return store, Generated(self.generated, store, self.prints["expand"]) if self.generated else None
 
 
 def texts_of(store: PassageStore, generated: Generated | None, start: int, stop: int) -> pa.ChunkedArray:

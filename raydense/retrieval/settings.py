@@ -27,7 +27,7 @@ class BM25Settings(BaseSettings):
 # the settings of `index` that one kind alone has, after the input that it is made of
 _OWN = {
     "faiss": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "single_core"),
-    "bm25": ("corpus", "expand", "bm25"),
+    "bm25": ("corpus", "generated", "bm25"),
 }
 KINDS = tuple(_OWN)
 
@@ -35,7 +35,11 @@ KINDS = tuple(_OWN)
 class IndexSettings(Settings):
     """Make a searchable index: FAISS over embeddings, or BM25 over a corpus."""
 
-    renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields} | {"background": "single_core"}
+    renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields} | {
+        "background": "single_core",
+        "expand": "generated",
+    }
+    recorded: ClassVar[dict[str, str]] = {"generated": "expand"}
     newer = ("recall",)
 
     kind: Literal["faiss", "bm25"] = setting(
@@ -48,7 +52,7 @@ class IndexSettings(Settings):
         "bm25: the passages; words of Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese are pairs of neighbouring characters",
         None,
     )
-    expand: FolderOrNone = artifact("generated", "bm25: generated queries, whose words are added to their passages", None)
+    generated: FolderOrNone = artifact("generated", "bm25: generated queries, whose words are added to their passages", None)
     shards: int = setting(0, "parts, each held by its own actor; 0: so many that a part is at most about 2 GiB", ge=0)
     factory: str = setting("Flat", "faiss: index factory string, as Flat, SQfp16, IVF4096,Flat or HNSW32")
     train_sample: int = setting(200_000, "faiss: vectors that a quantiser is trained on", ge=256)

@@ -103,14 +103,14 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
 
 
 def input_fingerprints(settings: Any) -> dict[str, Any]:
-    """The fingerprint of each input that is given, by its key; of a list of folders the list of theirs. InputError as `provenance`."""
+    """The fingerprint of each input that is given, by its key as it is `recorded`; of a list of folders the list of theirs. InputError as `provenance`."""
     found: dict[str, Any] = {}
     for key, kind in settings.inputs().items():
         value = settings.value_of(key)
         if isinstance(value, list):
-            found[key] = [_input_fingerprint(folder, kind) for _, folder in named_folders(value)]
+            found[settings.recorded.get(key, key)] = [_input_fingerprint(folder, kind) for _, folder in named_folders(value)]
         elif value is not None:
-            found[key] = _input_fingerprint(value, kind)
+            found[settings.recorded.get(key, key)] = _input_fingerprint(value, kind)
     return found
 
 

@@ -104,7 +104,7 @@ def test_queries_of_an_endpoint_expand_an_index_and_pass_a_filter(world: Path, t
         endpoint = {"url": server.url, "model": "small"}
         given = {"corpus": str(world / "corpus"), "output": str(tmp_path / "generated"), "queries_each": 2, "endpoint": endpoint}
         written = generate(GenerateSettings.read(given))
-    expanded = index(IndexSettings(kind="bm25", corpus=world / "corpus", expand=written, output=tmp_path / "expanded"))
+    expanded = index(IndexSettings(kind="bm25", corpus=world / "corpus", generated=written, output=tmp_path / "expanded"))
     rows = sorted(set(row_of.values()))
     write_table(tmp_path / "asked", "queries", pa.table({"query_id": [f"q{row}" for row in rows], "text": [f"zebra{row}" for row in rows]}))
     found = read_table(search(SearchSettings(index=expanded, queries=tmp_path / "asked", k=1, output=tmp_path / "run")).path, "run")

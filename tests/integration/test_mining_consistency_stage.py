@@ -216,7 +216,7 @@ def test_what_takes_generated_queries_takes_those_kept(world: Path, tmp_path: Pa
     assert rows.tolist() == [row for row, line in enumerate(kept) if line]
     drawn = contexts.draw(rows, np.random.default_rng(0).random((len(rows), 2)))
     assert all(query in kept[row] for row, query in zip(rows.tolist(), drawn, strict=True))
-    expanded = IndexSettings(kind="bm25", corpus=str(world / "corpus"), expand=str(made.path), output=str(tmp_path / "expanded"))
+    expanded = IndexSettings(kind="bm25", corpus=str(world / "corpus"), generated=str(made.path), output=str(tmp_path / "expanded"))
     assert index(expanded).rows == 305
     again = filter(settings(world, tmp_path / "again", "dense", generated=str(made.path), k=12))
     assert again.summary["read"] == made.summary["queries"]
@@ -226,7 +226,7 @@ def test_what_takes_generated_queries_takes_those_kept(world: Path, tmp_path: Pa
 def test_what_does_not_belong_together_is_refused(world: Path, tmp_path: Path, made: Artifact) -> None:
     write_corpus(tmp_path / "corpus", ["another", "corpus"])
     index(IndexSettings(kind="bm25", corpus=str(tmp_path / "corpus"), output=str(tmp_path / "index")))
-    expand = {"corpus": str(world / "corpus"), "expand": str(world / "generated")}
+    expand = {"corpus": str(world / "corpus"), "generated": str(world / "generated")}
     index(IndexSettings(kind="bm25", output=str(tmp_path / "expanded"), **expand))
     make_tiny_encoder(["other words"] * 3, tmp_path / "model", seed=4)
     corpus = fingerprint_of(world / "corpus")

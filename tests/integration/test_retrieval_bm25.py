@@ -92,7 +92,7 @@ def test_expanded_passages_are_indexed_as_if_their_queries_stood_in_them(tmp_pat
     for start in (0, 25):
         commit_queries(draft, f"generated-{start:05d}.arrow", start, lists[start : 25 if start == 0 else 60])
     draft.finish(60, corpus=PassageStore(tmp_path / "plain").fingerprint)
-    one = {"kind": "bm25", "corpus": str(tmp_path / "plain"), "expand": str(tmp_path / "generated"), "shards": 3}
+    one = {"kind": "bm25", "corpus": str(tmp_path / "plain"), "generated": str(tmp_path / "generated"), "shards": 3}
     expanded = index(IndexSettings(**one, output=str(tmp_path / "expanded")))
     joined = index(IndexSettings(kind="bm25", corpus=str(tmp_path / "joined"), shards=3, output=str(tmp_path / "other")))
     assert {f.path: f.sha256 for f in expanded.files} == {f.path: f.sha256 for f in joined.files}

@@ -655,7 +655,7 @@ defaults: {{endpoint: {{url: http://h/v1, model: m, extra_body: '{{"top_k": 5}}'
 stages:
   written: {{do: generate, queries_each: 2}}
   drawn: {{do: generate, model: ./folder}}
-  words: {{do: index, kind: bm25, expand: $written}}
+  words: {{do: index, kind: bm25, generated: $written}}
 """
     )
     written, drawn, _ = Recipe.read(tmp_path / "recipe.yaml", tmp_path / "out").stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from raydense.recipes.stage import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings
+from raydense.storage import Draft, provenance
 
 SEARCH: dict[str, Any] = {"index": "i", "queries": "q", "output": "o"}
 FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
@@ -23,6 +25,7 @@ FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
         (SearchSettings, SEARCH, {"background": True}, "queries_on_cpu"),
         (SearchSettings, SEARCH, {"replicas": 2}, "shard_replicas"),
         (FilterSettings, {"generated": "g", "corpus": "c", "index": "i", "output": "o"}, {"replicas": 2}, "shard_replicas"),
+        (IndexSettings, {"kind": "bm25", "corpus": "c", "output": "o"}, {"expand": "e"}, "generated"),
         (IndexSettings, FAISS, {"background": True}, "single_core"),
     ],
 )
@@ -40,3 +43,13 @@ def test_an_old_name_is_refused_with_the_new_one(of: type[BaseSettings], given: 
 def test_what_old_names_lead_to_is_there(of: type[BaseSettings]) -> None:
     assert not of.renamed.keys() & of.all_fields().keys()
     assert of.chosen_by or set(of.renamed.values()) <= of.all_fields().keys() | of.model_fields.keys()
+
+
+def artifact(folder: Path, kind: str) -> str:
+    Draft.open(folder, kind, {"stage": "test"}).finish(0)
+    return str(folder)
+
+
+def test_an_index_that_was_made_with_the_old_name_is_still_finished(tmp_path: Path) -> None:
+    given = {"corpus": artifact(tmp_path / "c", "corpus"), "generated": artifact(tmp_path / "g", "generated"), "output": "o"}
+    assert provenance("index", IndexSettings.read({"kind": "bm25", **given}))["inputs"].keys() == {"corpus", "expand"}

@@ -25,7 +25,11 @@ def all_settings() -> dict[str, type[Settings]]:
 
 def shaping(of: type[Settings]) -> list[str]:
     fields = of.all_fields().items()
-    return sorted(key for key, field in fields if key != "output" and key not in of.newer and not isinstance(field.json_schema_extra, dict))
+    return sorted(
+        of.recorded.get(key, key)
+        for key, field in fields
+        if key != "output" and key not in of.newer and not isinstance(field.json_schema_extra, dict)
+    )
 
 
 @pytest.mark.parametrize("name", all_settings())

@@ -100,6 +100,6 @@ class Kind(IndexKind):
 
 
 def _text_bytes(settings: IndexSettings) -> int:
-    read = [("corpus", settings.corpus), *([("generated", settings.expand)] if settings.expand else [])]
+    read = [("corpus", settings.corpus), *([("generated", settings.generated)] if settings.generated else [])]
     files = [file for kind, folder in read for file in Artifact.open(str(folder), kind).files if file.path.startswith(f"{kind}-")]
     return max(1, sum(file.bytes for file in files))
