@@ -36,7 +36,7 @@ def mine(settings: MineSettings) -> Artifact:
     row; negatives in the order of the draw (`random`) or of the ranks (`top`). The summary counts what was kept and dropped.
     After them come `random` passages of the whole corpus, without a score, the same for every run of the query.
     With `hybrid` some of the negatives, and more positives, come from `labels`: see `HybridMiner`. Negatives have their score in
-    the run; with `teacher` positives do too, null if the run does not contain them.
+    the run; with `keep_scores` positives do too, null if the run does not contain them.
     Judgements of passages that the corpus lacks are left out, and counted.
     Raises InputError on an unknown passage of the run or query id, if nothing is left, and on a shortage if `shortage` is "fail".
     """

@@ -40,7 +40,7 @@ class Miner:
             raise InputError(what, settings.run, "give a smaller skip, or re-rank it to a greater depth")
         self.source = _SOURCES.get(str(run.summary.get("kind")), "run")
         # columns without information: all positives are gold, and their scores are no teacher's
-        self.left_out = ["positive_sources"] if settings.teacher else ["positive_scores", "positive_sources"]
+        self.left_out = ["positive_sources"] if settings.keep_scores else ["positive_scores", "positive_sources"]
 
     def examples(self, block: pa.Table, ids: pa.Array, lengths: Rows, numbers: Rows) -> tuple[pa.Table, dict[str, Any]]:
         """The examples of one block of the run, and its counts; the arguments are those of `Judged.queries_of`."""
@@ -56,7 +56,7 @@ class Miner:
         positives, negatives, short = self.lists(found, ids, wanted, counts)
         if self.answers:
             counts["answers"] = self.answers.counts()
-        if self.settings.teacher:
+        if self.settings.keep_scores:
             positives = positives.scored(self._scored_positives(block, query, wanted))
         kept = ~short if self.settings.shortage == "drop" else np.ones(len(wanted), dtype=bool)
         counts["first_short"] = ids[int(np.argmax(short))].as_py() if short.any() else None

@@ -89,8 +89,14 @@ class HybridSettings(BaseSettings):
 class MineSettings(Settings, Margins, WithoutAnswers, Shortage):
     """Make examples from a run: positives and hard negatives; a positive of the query, or a passage of its text, is never a negative."""
 
-    newer = ("teacher", "random", "min_negatives", "without_answers", *MARGINS)
-    renamed: ClassVar[dict[str, str]] = {"strategy": "hybrid", "labels": "hybrid.labels", "denoised": "hybrid.denoised"}
+    newer = ("keep_scores", "random", "min_negatives", "without_answers", *MARGINS)
+    renamed: ClassVar[dict[str, str]] = {
+        "strategy": "hybrid",
+        "labels": "hybrid.labels",
+        "denoised": "hybrid.denoised",
+        "teacher": "keep_scores",
+    }
+    recorded: ClassVar[dict[str, str]] = {"keep_scores": "teacher"}
 
     run: Folder = artifact("run", "the run to take negatives from")
     corpus: Folder = artifact("corpus", "the passages")
@@ -102,7 +108,7 @@ class MineSettings(Settings, Margins, WithoutAnswers, Shortage):
     depth: int = setting(200, "ranks of the run to draw from", ge=1)
     skip: int = setting(0, "first ranks to skip", ge=0)
     pick: Literal["random", "top"] = setting("random", "random: draw from the ranks at random; top: take the highest")
-    teacher: bool = setting(
+    keep_scores: bool = setting(
         False,
         "the run's scores are a teacher's, such as those of `rerank`: keep the positives' scores too, for objectives that learn from them",
     )
@@ -114,12 +120,12 @@ class MineSettings(Settings, Margins, WithoutAnswers, Shortage):
             raise ValueError(f"skip {self.skip} leaves nothing of depth {self.depth}: give a larger depth")
         if self.random > self.negatives:
             raise ValueError(f"random {self.random} is more than the {self.negatives} negatives that it is a part of: give more negatives")
-        if self.random and (self.teacher or self.hybrid):
-            raise ValueError("random passages have no score of a teacher: leave out random, or teacher and hybrid")
+        if self.random and (self.keep_scores or self.hybrid):
+            raise ValueError("random passages have no score of a teacher: leave out random, or keep_scores and hybrid")
         if self.hybrid is None:
             return self
-        if self.teacher:
-            raise ValueError("teacher keeps the scores of the run, but with hybrid all scores are those of the labels: leave one out")
+        if self.keep_scores:
+            raise ValueError("keep_scores keeps the scores of the run, but with hybrid all scores are those of the labels: leave one out")
         if self.hybrid.denoised is None:
             self.__dict__["hybrid"] = self.hybrid.replaced({"denoised": self.negatives // 2})
         elif self.hybrid.denoised > self.negatives:

@@ -65,7 +65,7 @@ class Examples:
 
 
 _SCORES = ("positive_scores", "negative_scores")
-_SCORED = "give examples of `raydense label`, of `raydense mine --teacher` of a run of `rerank`, or imported ones with scores"
+_SCORED = "give examples of `raydense label`, of `raydense mine --keep-scores` of a run of `rerank`, or imported ones with scores"
 _COLUMNS = ("query_id", "positives", "negatives", *_SCORES)
 
 

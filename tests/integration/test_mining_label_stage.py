@@ -156,7 +156,7 @@ def test_the_scores_of_a_reranked_run_reach_the_loss(
     more = pa.table({"query_id": ["q5"], "passage_id": [f"p{unseen}"], "relevance": [1]}).cast(gold.schema)
     write_table(tmp_path / "qrels", "qrels", pa.concat_tables([gold, more]))
     inputs = {name: str(world / name) for name in ("corpus", "queries")}
-    asked = {"run": str(world / "reranked"), "qrels": str(tmp_path / "qrels"), "negatives": 4, "teacher": True, **inputs}
+    asked = {"run": str(world / "reranked"), "qrels": str(tmp_path / "qrels"), "negatives": 4, "keep_scores": True, **inputs}
     mined = mine(MineSettings.read({"output": str(tmp_path / "mined"), **asked}))
     assert {e["query_id"]: e["positive_scores"][0] for e in read_table(mined.path, "examples").to_pylist()} == {
         **{f"q{i}": pytest.approx(logits[f"q{i}", int(gold["passage_id"][i].as_py()[1:])]) for i in range(5)},

@@ -161,7 +161,7 @@ def test_random_rows_are_uniform_and_of_each_query_its_own():
     assert len(np.unique(few[:, 0])) == 9
 
 
-@pytest.mark.parametrize("more", [{"random": 3}, {"random": 1, "teacher": True}, {"random": 1, "hybrid": {"labels": "x"}}])
+@pytest.mark.parametrize("more", [{"random": 3}, {"random": 1, "keep_scores": True}, {"random": 1, "hybrid": {"labels": "x"}}])
 def test_random_passages_that_cannot_be_are_refused(more: dict[str, object]):
     with pytest.raises(InputError, match=r"random 3 is more than the 2 negatives|random passages have no score of a teacher"):
         MineSettings.read(dict.fromkeys(("output", "run", "corpus", "queries", "qrels"), "x") | {"negatives": 2} | more)
@@ -215,7 +215,9 @@ def test_a_positive_of_the_same_question_under_another_id_is_no_negative(tmp_pat
 def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
     """At whatever rank the run has one; null where it has none. Nothing else changes."""
     write_world(tmp_path, TEXTS, [*QRELS, ("q", "p7", 1)], RUN)
-    plain, kept = (mine_world(tmp_path, name, pick="top", depth=5, **more) for name, more in (("plain", {}), ("kept", {"teacher": True})))
+    plain, kept = (
+        mine_world(tmp_path, name, pick="top", depth=5, **more) for name, more in (("plain", {}), ("kept", {"keep_scores": True}))
+    )
     (example,) = examples_of(kept).values()
     assert example.pop("positives") == [0, 1, 7]
     assert example.pop("positive_scores") == [-9.0, 2.0, None]
@@ -224,7 +226,7 @@ def test_a_teachers_scores_of_positives_are_kept(tmp_path: Path):
     assert example == without
     assert "teacher" not in plain.manifest["made_from"]["settings"]
     with pytest.raises(InputError, match="with hybrid all scores are those of the labels: leave one out"):
-        mine_world(tmp_path, "x", teacher=True, hybrid={"labels": "x"})
+        mine_world(tmp_path, "x", keep_scores=True, hybrid={"labels": "x"})
 
 
 def test_scores_of_positives_need_no_look_up_of_all_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -233,13 +235,13 @@ def test_scores_of_positives_need_no_look_up_of_all_hits(tmp_path: Path, monkeyp
     write_world(tmp_path, [f"text {i}" for i in range(100)], [("q", "p90", 1)], {"q": hits})
     looked, known_rows = [], PassageStore.known_rows
     monkeypatch.setattr(PassageStore, "known_rows", lambda self, ids, where: looked.append(len(ids)) or known_rows(self, ids, where))
-    found = examples_of(mine_world(tmp_path, negatives=8, depth=8, pick="top", teacher=True, max_score=99.0))
+    found = examples_of(mine_world(tmp_path, negatives=8, depth=8, pick="top", keep_scores=True, max_score=99.0))
     assert found["q"]["negatives"] == list(range(1, 8))
     assert found["q"]["positive_scores"] == [10.0]
     assert sum(looked) < 20
 
 
-@pytest.mark.parametrize("more", [{}, {"teacher": True}, {"absolute_margin": 0.5}])
+@pytest.mark.parametrize("more", [{}, {"keep_scores": True}, {"absolute_margin": 0.5}])
 def test_of_a_re_ranked_run_the_scored_hits_are_candidates(tmp_path: Path, more: dict[str, object], capsys: pytest.CaptureFixture[str]):
     """Those that it keeps below its depth have other scores: no teacher's, and none to compare with a positive's."""
     cut = {q: hits[:3] for q, hits in RUN.items()}

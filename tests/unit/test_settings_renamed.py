@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from raydense.errors import InputError
-from raydense.mining.settings import FilterSettings
+from raydense.mining.settings import FilterSettings, MineSettings
 from raydense.recipes.stage import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
 from raydense.serving.settings import ServeSettings
 from raydense.settings import BaseSettings
 from raydense.storage import Draft, provenance
 
+MINE: dict[str, Any] = {"run": "r", "corpus": "c", "queries": "q", "qrels": "j", "output": "o"}
 SEARCH: dict[str, Any] = {"index": "i", "queries": "q", "output": "o"}
 FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
 
@@ -26,6 +27,7 @@ FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
         (SearchSettings, SEARCH, {"replicas": 2}, "shard_replicas"),
         (FilterSettings, {"generated": "g", "corpus": "c", "index": "i", "output": "o"}, {"replicas": 2}, "shard_replicas"),
         (IndexSettings, {"kind": "bm25", "corpus": "c", "output": "o"}, {"expand": "e"}, "generated"),
+        (MineSettings, MINE, {"teacher": True}, "keep_scores"),
         (IndexSettings, FAISS, {"background": True}, "single_core"),
     ],
 )
@@ -53,3 +55,8 @@ def artifact(folder: Path, kind: str) -> str:
 def test_an_index_that_was_made_with_the_old_name_is_still_finished(tmp_path: Path) -> None:
     given = {"corpus": artifact(tmp_path / "c", "corpus"), "generated": artifact(tmp_path / "g", "generated"), "output": "o"}
     assert provenance("index", IndexSettings.read({"kind": "bm25", **given}))["inputs"].keys() == {"corpus", "expand"}
+
+
+def test_settings_are_recorded_with_their_old_names() -> None:
+    assert MineSettings.read({**MINE, "keep_scores": True}).shaping()["teacher"] is True
+    assert not {"teacher", "keep_scores"} & MineSettings.read(MINE).shaping().keys()
