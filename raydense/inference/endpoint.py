@@ -157,7 +157,7 @@ class Endpoint:
         What takes its time happens in a thread next to the open requests, one at a time: the next of `files`, and the work that `got`
         returns. A reply that costs tokens and is no chat completion goes to `broken`, and its request is sent again. A text that is refused
         by an endpoint that has answered, or at which alone it fails in all attempts, is an empty reply, unless these are more than 10 and
-        `most_refused` of the requests; if nothing else is answered meanwhile, a greeting is sent to see. At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
+        `max_refused` of the requests; if nothing else is answered meanwhile, a greeting is sent to see. At the first failure no more requests are sent, those that are open are waited for, and it is raised: InputError for what the endpoint refuses (its key,
         its model, the request, which is named by its key as text), EndpointError if it does not answer in `attempts`, or if `max_cost` is
         reached, and what the caller's raise.
         """
@@ -310,9 +310,9 @@ class Endpoint:
             raise InputError(f"refuses the request for {key} ({fault})", self._url, fix)
         self._refused += 1
         asked = self._answered + self._refused
-        if self._refused > max(_REFUSED_ALWAYS, self._settings.most_refused * asked):
+        if self._refused > max(_REFUSED_ALWAYS, self._settings.max_refused * asked):
             what = f"has refused {self._refused:,} of {asked:,} requests, the last for {key} ({fault})"
-            raise InputError(what, self._url, "raise endpoint.most_refused to leave more of them empty; what was answered is kept")
+            raise InputError(what, self._url, "raise endpoint.max_refused to leave more of them empty; what was answered is kept")
         return Reply("", refused=fault)
 
     def _refusal(self, status: int, fault: str) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
@@ -22,6 +22,8 @@ _CHAT_TOKENS = 10.0  # that a server puts around a message
 class EndpointSettings(BaseSettings):
     """An OpenAI-compatible endpoint (chat completions): a vendor's, or that of vLLM, llama.cpp, Ollama and others."""
 
+    renamed: ClassVar[dict[str, str]] = {"most_refused": "max_refused"}
+
     url: str = resource(..., "its address up to the version, such as http://HOST:8000/v1: requests go to /chat/completions below it")
     model: str = setting(..., "the name of the model there", min_length=1)
     key_variable: str = resource("OPENAI_API_KEY", "the environment variable with the API key; where it is not set, no key is sent")
@@ -34,7 +36,7 @@ class EndpointSettings(BaseSettings):
     )
     attempts: int = resource(8, "how often a request is sent that the endpoint fails to answer, or refuses for now", ge=1)
     timeout: float = resource(120.0, "seconds until an attempt has failed", gt=0)
-    most_refused: float = resource(
+    max_refused: float = resource(
         0.01,
         "the share of all requests that may be refused for what their text is (400, 413, 422) and stay empty; 10 always may",
         ge=0,

@@ -196,6 +196,7 @@ PROMPT = (
 class WriterSettings(Settings, Spread):
     """Settings of a stage whose texts a `model` of this machine writes on Ray Data, or an `endpoint`."""
 
+    renamed: ClassVar[dict[str, str]] = {f"endpoint.{old}": f"endpoint.{new}" for old, new in EndpointSettings.renamed.items()}
     local: ClassVar[tuple[str, ...]]
     """What only a model of this machine uses."""
     asked: ClassVar[tuple[str, ...]] = ("endpoint",)
@@ -233,7 +234,7 @@ class GenerateSettings(WriterSettings):
     newer = ("prompt",)
     local = ("passage_prefix", "passage_length", "sampling.top_k", "precision", "token_budget")
     asked = ("endpoint", "prompt")
-    renamed: ClassVar[dict[str, str]] = {
+    renamed = WriterSettings.renamed | {
         "top_p": "sampling.top_p",
         "top_k": "sampling.top_k",
         "sampling_temperature": "sampling.temperature",

@@ -76,7 +76,7 @@ class Answering:
         self._searching.close()
 
     def answer(self, questions: list[Question]) -> list[Reply | Unavailable]:
-        """A reply to each question, in order: all are encoded together, and searched in parts of at most `most_hits` hits (or one question).
+        """A reply to each question, in order: all are encoded together, and searched in parts of at most `max_hits` hits (or one question).
 
         Unavailable in place of the reply to a question whose part is not answered, and to those of later parts where there is no pool, or it
         has another model; for texts that are not available; or whose passages the re-ranker does not all score in half of the seconds that a
@@ -114,7 +114,7 @@ class Answering:
         for i in order:
             queries += len(questions[i].asked)
             alike = self._any_k or not part or self._deep(questions[part[0]].k) == self._deep(questions[i].k)
-            if part and not (alike and queries * self._deep(questions[i].k) <= self.settings.most_hits):
+            if part and not (alike and queries * self._deep(questions[i].k) <= self.settings.max_hits):
                 yield part
                 part, queries = [], len(questions[i].asked)
             part.append(i)

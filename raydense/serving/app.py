@@ -153,7 +153,7 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.most_hits, self._depth, self._token, self._local)
+        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.max_hits, self._depth, self._token, self._local)
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
@@ -207,7 +207,7 @@ class Search:
         return not_too_large(Reply.of(200, retrieval.reply(found)))
 
     async def _checked(self, route: str, question: Question) -> dict[str, Any]:
-        question.check(self._settings.most_queries, self._settings.most_hits, self._depth)
+        question.check(self._settings.max_queries, self._settings.max_hits, self._depth)
         if question.texts and not self._settings.corpus:
             raise _NO_CORPUS
         if self._settings.log_queries:

@@ -35,7 +35,7 @@ class Question(BaseSettings):
         """The queries."""
         return self.queries or [str(self.query)]
 
-    def check(self, most_queries: int, most_hits: int, depth: int = 0) -> None:
+    def check(self, max_queries: int, max_hits: int, depth: int = 0) -> None:
         """InputError where a query is blank, or it has more queries, or more passages of all of them, than a request may.
 
         `depth`: how many passages of each query a re-ranker scores, whatever `k` is.
@@ -43,13 +43,13 @@ class Question(BaseSettings):
         queries = len(self.asked)
         if any(not query.strip() for query in self.asked):
             raise InputError("a query is blank", "queries", "write some words")
-        if queries > most_queries:
-            raise InputError(f"{queries:,} queries, and a request may have {most_queries:,}", "queries", "send several requests")
-        if self.k < depth and queries * depth > most_hits:
-            what = f"{queries:,} queries of which {depth:,} passages each are re-ranked, and a request may ask for {most_hits:,} passages"
+        if queries > max_queries:
+            raise InputError(f"{queries:,} queries, and a request may have {max_queries:,}", "queries", "send several requests")
+        if self.k < depth and queries * depth > max_hits:
+            what = f"{queries:,} queries of which {depth:,} passages each are re-ranked, and a request may ask for {max_hits:,} passages"
             raise InputError(what, "queries", "send several requests")
-        if queries * self.k > most_hits:
-            what = f"{queries:,} queries of {self.k:,} passages, and a request may ask for {most_hits:,} passages"
+        if queries * self.k > max_hits:
+            what = f"{queries:,} queries of {self.k:,} passages, and a request may ask for {max_hits:,} passages"
             raise InputError(what, "k", "ask for fewer, or send several requests")
 
     @classmethod

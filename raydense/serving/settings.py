@@ -61,6 +61,7 @@ class ServeSettings(RetrieverSettings):
     """
 
     called = "serving"
+    renamed: ClassVar[dict[str, str]] = {"most_queries": "max_queries", "most_hits": "max_hits"}
 
     index: Folders = artifact(
         "index",
@@ -74,8 +75,8 @@ class ServeSettings(RetrieverSettings):
     gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction; with 0 it uses none", ge=0)
     reranker_replicas: int = resource(1, "processes of the re-ranker", ge=1)
     gpus_per_reranker: float = resource(0.0, "GPUs of one process of the re-ranker; may be a fraction; with 0 it uses none", ge=0)
-    most_queries: int = resource(512, "queries of a request, at most", ge=1)
-    most_hits: int = resource(
+    max_queries: int = resource(512, "queries of a request, at most", ge=1)
+    max_hits: int = resource(
         50_000,
         "queries times k, or times rerank_depth where that is more, of a request, at most; and of requests that are answered together",
         ge=1,
@@ -89,8 +90,8 @@ class ServeSettings(RetrieverSettings):
             self._refuse_given(["shard_replicas"], "serving by pool")
         if not self.reranker:
             self._refuse_given(["reranker_replicas", "gpus_per_reranker"], "serving without a reranker")
-        elif self.most_hits < self.rerank_depth:
+        elif self.max_hits < self.rerank_depth:
             raise ValueError(
-                f"most_hits is {self.most_hits:,}, and a re-ranker scores {self.rerank_depth:,} passages of each query: raise it"
+                f"max_hits is {self.max_hits:,}, and a re-ranker scores {self.rerank_depth:,} passages of each query: raise it"
             )
         return self

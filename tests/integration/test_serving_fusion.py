@@ -128,7 +128,7 @@ def test_what_callers_ask_together_is_searched_in_parts(world: World, monkeypatc
         return ask(self, queries, k)
 
     questions = [Question(queries=ASKED[at : at + 3], k=k) for at, k in zip(range(0, 15, 3), (5, 9, 5, 9, 5), strict=True)]
-    with Answering(ServeSettings(**world.served, most_hits=30), "parts", held=True) as answering:
+    with Answering(ServeSettings(**world.served, max_hits=30), "parts", held=True) as answering:
         alone = [answering.answer([one])[0] for one in questions]
         monkeypatch.setattr(SearchingAll, "ask", counted)
         assert answering.answer(questions) == alone

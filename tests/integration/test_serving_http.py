@@ -80,7 +80,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     )
     held = index(IndexSettings(kind="faiss", embeddings=str(root / "vectors"), shards=2, output=str(root / "index")))
     settings = ServeSettings(
-        index=str(held.path), model=str(root / "model"), corpus=str(root / "corpus"), most_queries=8, most_hits=1_000, log_queries=True
+        index=str(held.path), model=str(root / "model"), corpus=str(root / "corpus"), max_queries=8, max_hits=1_000, log_queries=True
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYDENSE_TOKEN", TOKEN)

@@ -69,7 +69,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     asked = {"index": str(root / "words"), "corpus": str(root / "corpus"), "reranker": str(root / "reranker"), "rerank_depth": DEPTH}
     with (
         rd.Retriever.load(**asked) as retriever,
-        running(ServeSettings(**asked, most_hits=200), "reranked", "/", "127.0.0.1", free_ports(1)[0]) as url,
+        running(ServeSettings(**asked, max_hits=200), "reranked", "/", "127.0.0.1", free_ports(1)[0]) as url,
     ):
         yield World(root, url, {"retriever": retriever})
 

@@ -370,11 +370,11 @@ def test_where_many_texts_are_refused_it_stops_and_goes_on(corpus: Path, tmp_pat
     one, output = {"requests_at_once": 1}, tmp_path / "out"
     with chat_server(three_lines, fault=lambda number: (400, {}, b"too long") if number >= 2 else None) as server:
         with pytest.raises(
-            InputError, match=r"has refused 11 of 13 requests, the last for passage 'p12' \(400 too long\); raise endpoint.most_refused"
+            InputError, match=r"has refused 11 of 13 requests, the last for passage 'p12' \(400 too long\); raise endpoint.max_refused"
         ):
             generate(settings(corpus, output, server, endpoint=one))
         # the first file is committed, with those refused; of the next only what was answered is kept, which is nothing
-        made = generate(settings(corpus, output, server, endpoint={**one, "most_refused": 1.0}))
+        made = generate(settings(corpus, output, server, endpoint={**one, "max_refused": 1.0}))
         assert len(server.asked) == 13 + PASSAGES - SHARD
     assert (made.summary["refused"], made.rows) == (PASSAGES - 2, PASSAGES)
 

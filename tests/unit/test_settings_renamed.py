@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from raydense.errors import InputError
+from raydense.inference.expand_settings import ExpandSettings
+from raydense.inference.settings import GenerateSettings
 from raydense.mining.settings import FilterSettings, MineSettings
 from raydense.recipes.stage import VERBS
 from raydense.retrieval.settings import IndexSettings, SearchSettings
@@ -16,6 +18,7 @@ from raydense.settings import BaseSettings
 from raydense.storage import Draft, provenance
 
 MINE: dict[str, Any] = {"run": "r", "corpus": "c", "queries": "q", "qrels": "j", "output": "o"}
+ENDPOINT = {"url": "http://h/v1", "model": "m"}
 SEARCH: dict[str, Any] = {"index": "i", "queries": "q", "output": "o"}
 FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
 
@@ -27,6 +30,10 @@ FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
         (SearchSettings, SEARCH, {"replicas": 2}, "shard_replicas"),
         (FilterSettings, {"generated": "g", "corpus": "c", "index": "i", "output": "o"}, {"replicas": 2}, "shard_replicas"),
         (IndexSettings, {"kind": "bm25", "corpus": "c", "output": "o"}, {"expand": "e"}, "generated"),
+        (ServeSettings, {"index": ["i"]}, {"most_queries": 5}, "max_queries"),
+        (ServeSettings, {"index": ["i"]}, {"most_hits": 5}, "max_hits"),
+        (GenerateSettings, {"corpus": "c", "output": "o"}, {"endpoint": {"most_refused": 1, **ENDPOINT}}, "endpoint.max_refused"),
+        (ExpandSettings, {"queries": "q", "output": "o"}, {"endpoint": {"most_refused": 1, **ENDPOINT}}, "endpoint.max_refused"),
         (MineSettings, MINE, {"teacher": True}, "keep_scores"),
         (IndexSettings, FAISS, {"background": True}, "single_core"),
     ],
