@@ -82,7 +82,7 @@ class Answering:
         has another model; for texts that are not available; or whose passages the re-ranker does not all score in half of the seconds that a
         request may take.
         """
-        end = time.monotonic() + self.settings.seconds / 2
+        end = time.monotonic() + self.settings.timeout / 2
         order = sorted(range(len(questions)), key=lambda i: self._deep(questions[i].k))
         texts = [text for i in order for text in questions[i].asked]
         queries, truncated = self._searching.prepare(texts), self._searching.truncated(texts)

@@ -153,7 +153,7 @@ class Search:
         if len(asked) > MOST:
             return _response(Reply.of(422, {"error": f"more than {MOST} requests"}))
         replies = await asyncio.gather(*(self._timed(one.route, self._answered(one)) for one in asked))
-        limits = Limits(self._settings.seconds, AT_ONCE * most_replicas(), self._settings.max_hits, self._depth, self._token, self._local)
+        limits = Limits(self._settings.timeout, AT_ONCE * most_replicas(), self._settings.max_hits, self._depth, self._token, self._local)
         return Response(pack_replies(replies), headers={LIMITS: json.dumps(asdict(limits))})
 
     async def _posted(self, request: Request) -> Response:
@@ -183,10 +183,10 @@ class Search:
         begun = time.perf_counter()
         self._metrics.waiting.inc()
         try:
-            async with asyncio.timeout(self._settings.seconds):
+            async with asyncio.timeout(self._settings.timeout):
                 found = await reply
         except Exception as error:
-            refused = refusal(error, self._settings.seconds)
+            refused = refusal(error, self._settings.timeout)
             if refused is None:
                 _log.exception("a request to raydense failed", extra={"log_to_stderr": False})
             elif refused.status == 503:
@@ -247,7 +247,7 @@ class Search:
         return health
 
     async def _found_ready(self) -> None:
-        async with asyncio.timeout(self._settings.seconds):
+        async with asyncio.timeout(self._settings.timeout):
             await self._found(Question(query="ready", k=1))
 
     async def _counted(self) -> Reply:

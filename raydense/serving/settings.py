@@ -61,7 +61,7 @@ class ServeSettings(RetrieverSettings):
     """
 
     called = "serving"
-    renamed: ClassVar[dict[str, str]] = {"most_queries": "max_queries", "most_hits": "max_hits"}
+    renamed: ClassVar[dict[str, str]] = {"most_queries": "max_queries", "most_hits": "max_hits", "seconds": "timeout"}
 
     index: Folders = artifact(
         "index",
@@ -81,7 +81,7 @@ class ServeSettings(RetrieverSettings):
         "queries times k, or times rerank_depth where that is more, of a request, at most; and of requests that are answered together",
         ge=1,
     )
-    seconds: float = resource(30.0, "seconds that a request may take", gt=0)
+    timeout: float = resource(30.0, "seconds that a request may take", gt=0)
     log_queries: bool = resource(False, "whether the texts of the queries are written to the log of Ray Serve")
 
     @model_validator(mode="after")

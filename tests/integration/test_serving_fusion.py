@@ -170,7 +170,7 @@ def test_questions_that_are_re_ranked_in_time_are_answered(world: World) -> None
 
     questions = [Question(queries=ASKED[at : at + 2], k=k) for at, k in zip(range(0, 8, 2), (5, 10, 3, 5), strict=True)]
     reranked = {"corpus": str(world.root / "corpus"), "reranker": str(world.root / "model"), "rerank_depth": 10}
-    with Answering(ServeSettings(**world.served, **reranked, seconds=600), "late", True, rerank) as answering:
+    with Answering(ServeSettings(**world.served, **reranked, timeout=600), "late", True, rerank) as answering:
         wanted = answering.answer(questions)
         most[0] = 5
         first, second, *late = answering.answer(questions)

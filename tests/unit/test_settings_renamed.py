@@ -31,6 +31,7 @@ FAISS: dict[str, Any] = {"kind": "faiss", "embeddings": "e", "output": "o"}
         (FilterSettings, {"generated": "g", "corpus": "c", "index": "i", "output": "o"}, {"replicas": 2}, "shard_replicas"),
         (IndexSettings, {"kind": "bm25", "corpus": "c", "output": "o"}, {"expand": "e"}, "generated"),
         (ServeSettings, {"index": ["i"]}, {"most_queries": 5}, "max_queries"),
+        (ServeSettings, {"index": ["i"]}, {"seconds": 5}, "timeout"),
         (ServeSettings, {"index": ["i"]}, {"most_hits": 5}, "max_hits"),
         (GenerateSettings, {"corpus": "c", "output": "o"}, {"endpoint": {"most_refused": 1, **ENDPOINT}}, "endpoint.max_refused"),
         (ExpandSettings, {"queries": "q", "output": "o"}, {"endpoint": {"most_refused": 1, **ENDPOINT}}, "endpoint.max_refused"),
