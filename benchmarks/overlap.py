@@ -92,7 +92,7 @@ def main() -> None:
     planted, train, dev = plant(given, work)
     made = rd.overlap(
         rd.OverlapSettings(
-            queries=work / "queries", train=work / "train", against=f"dev={work / 'dev'}", model=given.model, encoder=given.encoder,
+            queries=work / "queries", train_qrels=work / "train", against=f"dev={work / 'dev'}", model=given.model, encoder=given.encoder,
             threshold=min(THRESHOLDS), depth=20, output=work / "out",
         )
     )  # fmt: skip

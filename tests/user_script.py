@@ -116,7 +116,7 @@ def main(folder: Path) -> None:
     )
     rd.overlap(
         rd.OverlapSettings(
-            queries=queries, train=qrels / "train", against=[qrels / "dev", f"test={qrels / 'test'}"], model=retriever, depth=3, threshold=0.999,
+            queries=queries, train_qrels=qrels / "train", against=[qrels / "dev", f"test={qrels / 'test'}"], model=retriever, depth=3, threshold=0.999,
             concurrency=(1, 1), output=folder / "without-similar",
         )
     )  # fmt: skip
@@ -124,7 +124,7 @@ def main(folder: Path) -> None:
     report = rd.evaluate(
         rd.EvaluateSettings(
             run=[by_vectors, f"reranked={reranked.path}", fused], qrels=qrels / "test", metrics="nDCG@10 R@20", queries=queries, corpus=corpus,
-            answers=rd.AnswerSettings(match="token", k=[1, 5]), models=[retriever], similarity=rd.SimilaritySettings(queries=4),
+            answers=rd.AnswerSettings(match="token", k=[1, 5]), models=[retriever], similarity=rd.SimilaritySettings(query_sample=4),
             output=folder / "report",
         )
     )  # fmt: skip

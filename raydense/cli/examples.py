@@ -22,7 +22,7 @@ EXAMPLES = {
     "construct": "raydense construct --input questions/ --fill-splits --output data/own",
     "annotate": f"raydense annotate --run bm25=runs/bm25 --run de=runs/de --model models/ce {_TEST} --output annotation",
     "adjudicate": "raydense adjudicate --annotation annotation --judgements answers/ --qrels data/own/qrels/test --output data/test-checked",
-    "overlap": "raydense overlap --queries data/own/queries --train data/own/qrels/train --against data/own/qrels/test --output clean",
+    "overlap": "raydense overlap --queries data/own/queries --train-qrels data/own/qrels/train --against data/own/qrels/test --output clean",
     "analyse": f"raydense analyse --run runs/de {_TEST} --output errors",
     "perturb": "raydense perturb --queries data/own/queries --kind typo --rate 0.1 --output noisy",
 }

@@ -46,7 +46,7 @@ def overlap(settings: OverlapSettings) -> Artifact:
     scores = check_models(settings) if settings.model else False
     if scores:
         warn_of_loss("overlap", "the model", loss_of(str(settings.model)))
-    train, asked = read_questions(settings.train, settings.splits, settings.queries)
+    train, asked = read_questions(settings.train_qrels, settings.splits, settings.queries)
     dataset = DatasetDraft(settings.output, made_from)
     if dataset.done:
         return dataset.done
@@ -61,7 +61,7 @@ def overlap(settings: OverlapSettings) -> Artifact:
     counts = _counts(settings, train, asked, pairs, found)
     if counts["removed"] == len(train):
         fix = "give a higher threshold" if settings.model else "give other training queries"
-        raise InputError("no training query is left: each is similar to a query of against", settings.train, fix)
+        raise InputError("no training query is left: each is similar to a query of against", settings.train_qrels, fix)
     table = _pairs_table(train, asked, pairs)
     _write_parts(settings, dataset, asked, train, pairs)
     dataset.draft.commit(PAIRS, lambda path: pq.write_table(table, path, compression="zstd"), len(table))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -157,8 +157,11 @@ class AdjudicateSettings(Settings):
 class OverlapSettings(Settings, Spread):
     """Remove the training queries that ask the same as a dev or test query: by their texts, and by a model's similarity of the two."""
 
+    renamed: ClassVar[dict[str, str]] = {"train": "train_qrels"}
+    recorded: ClassVar[dict[str, str]] = {"train_qrels": "train"}
+
     queries: Folder = artifact("queries", "the texts of all queries")
-    train: Folder = artifact("qrels", "the judgements of the training queries")
+    train_qrels: Folder = artifact("qrels", "the judgements of the training queries")
     against: Folders = artifact("qrels", "the judgements of a dev or test set, as NAME=folder; may be given several times", min_length=1)
     model: FolderOrNone = artifact(
         "model",
@@ -200,11 +203,11 @@ class OverlapSettings(Settings, Spread):
     def parts(self) -> dict[str, str]:
         """The parts of the output, each with the folder whose judgements it has some of."""
         halves = {f"qrels/{name}-{half}": folder for name, folder in self.splits.items() for half in ("overlap", "others")}
-        return {"qrels/train": self.train, **halves}
+        return {"qrels/train": self.train_qrels, **halves}
 
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the queries to encode, or with the pairs to score."""
-        train, asked = known.of(self.train), total(map(known.of, self.splits.values()))
+        train, asked = known.of(self.train_qrels), total(map(known.of, self.splits.values()))
         if not train or not asked:
             return Forecast()
         makes = {part_of(self.output, part): replace(found, word="at most") for part, of in self.parts.items() if (found := known.of(of))}

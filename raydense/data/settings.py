@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -101,10 +101,12 @@ class HiddenSettings(BaseSettings):
 class HardNegatives(BaseSettings):
     """Which negatives of a file that has them by system an import takes, as BEIR's train_msmarco_v3.py chooses (5 of each, margin 3)."""
 
+    renamed: ClassVar[dict[str, str]] = {"margin": "absolute_margin"}
+
     per_system: int | None = setting(
         None, "of each system that found negatives at most so many, the first that no earlier system has", ge=1
     )
-    margin: float | None = setting(
+    absolute_margin: float | None = setting(
         None,
         "leave out negatives whose cross-encoder score in the file is not this much below that of the positive, the lowest of several",
         ge=0,
@@ -115,6 +117,8 @@ class ImportSettings(Settings):
     """Read a data set of another tool into corpus, queries, qrels, examples and runs."""
 
     newer = ("strict", "titles", "fill_splits", "fill_by")  # of `strict`: what a strict import takes, the other takes as it is
+    renamed: ClassVar[dict[str, str]] = {"hard_negatives.margin": "hard_negatives.absolute_margin"}
+    recorded: ClassVar[dict[str, str]] = {"hard_negatives.absolute_margin": "hard_negatives.margin"}
 
     format: Annotated[str, _format_that("read")] = setting(..., _listed("read"), examples=list(formats_that("read")))
     input: Folder = artifact("source", "the folder or file to read; for ir_datasets a data set id")

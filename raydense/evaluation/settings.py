@@ -57,7 +57,9 @@ class AnswerSettings(BaseSettings):
 class SimilaritySettings(BaseSettings):
     """How near positives are to their queries, and to the first passages that are no positives (PAIR, figure 4)."""
 
-    queries: int = setting(100, "how many judged queries to take, evenly chosen; 0: all, as in the paper", ge=0)
+    renamed: ClassVar[dict[str, str]] = {"queries": "query_sample"}
+
+    query_sample: int = setting(100, "how many judged queries to take, evenly chosen; 0: all, as in the paper", ge=0)
     passages: int = setting(10, "how many of a query's first passages that are no positives to compare with; 100 in the paper", ge=1)
 
 
@@ -68,7 +70,12 @@ class EvaluateSettings(Settings):
     """
 
     newer = ("train_qrels",)
-    renamed: ClassVar[dict[str, str]] = {"answers": "answers.match", "answer_k": "answers.k"}
+    renamed: ClassVar[dict[str, str]] = {
+        "answers": "answers.match",
+        "answer_k": "answers.k",
+        "similarity.queries": "similarity.query_sample",
+    }
+    recorded: ClassVar[dict[str, str]] = {"similarity.query_sample": "similarity.queries"}
 
     run: Folders = artifact(
         "run", "the runs, each a folder or NAME=folder (a name has no slash); the first is what the others are compared with", min_length=1

@@ -47,7 +47,7 @@ def similarities(
 ) -> dict[str, dict[str, Any]]:
     """For each run that one of `models` found: what its s(p+, q) and s(p+, p-) are, mean and standard deviation over the pairs.
 
-    The queries are at most `settings.queries` of the judged ones, evenly chosen; p+ is the positive of the highest grade, p- each of
+    The queries are at most `settings.query_sample` of the judged ones, evenly chosen; p+ is the positive of the highest grade, p- each of
     the first `settings.passages` of the run that are not known positives, nor of p+'s text. `nearer` is the share of pairs where
     s(p+, q) is above s(p+, p-), which is what the passage-centric loss asks for (eq. 4). Vectors have the dimension that the run
     records, else the model's own, queries its prompt, and texts the model's lengths. Holds the vectors of 1,024 queries
@@ -98,7 +98,7 @@ def _similarity(
 
     given = run.artifact.manifest["made_from"]["settings"]
     changes = {"dimension": run.artifact.summary.get("dimension"), **{name: given.get(name) for name in QUERY_PROMPT}}
-    model, asked = DualEncoder.load(folder, **changes), _chosen(judgements, settings.queries)
+    model, asked = DualEncoder.load(folder, **changes), _chosen(judgements, settings.query_sample)
     found = []
     with Progress("evaluate similarity", len(asked), "queries") as progress:
         for start in range(0, len(asked), _QUERIES_AT_ONCE):

@@ -219,5 +219,5 @@ def _identity(verb: str, settings: Settings, shared: Place) -> str:
 
 def _digest(verb: str, settings: Settings, shared: str) -> str:
     inputs = {key: settings.value_of(key) for key in settings.inputs()}
-    given = {key: value for key, value in inputs.items() if key not in settings.newer or value is not None}
+    given = {settings.recorded.get(key, key): value for key, value in inputs.items() if key not in settings.newer or value is not None}
     return digest_of([verb, settings.shaping(), json.dumps(given, ensure_ascii=False).replace(f"{shared}{os.sep}", "")])[:12]

@@ -62,7 +62,7 @@ def _file(number: int) -> str:
 
 def _sizes(settings: CompareSettings, vectors: Vectors) -> tuple[int, int]:
     """The numbers of vectors that are indexed, and of others that are the queries."""
-    queries = min(settings.queries, vectors.rows // 10)
+    queries = min(settings.query_sample, vectors.rows // 10)
     return min(settings.sample, vectors.rows - queries), queries
 
 

@@ -165,7 +165,7 @@ def check_training(plan: BuildPlan, sample: int) -> None:
 def check_build(settings: IndexSettings, plan: BuildPlan, draft: Draft, missing: list[int]) -> None:
     """InputError, before anything is computed, if the `missing` shards can not be made here, or the finished index not be searched."""
     if missing:
-        check_memory(plan, settings.elsewhere)
+        check_memory(plan, settings.skip_memory_check)
         check_disk(plan, draft.place, draft.folder, missing)
 
 
@@ -204,7 +204,7 @@ def _check_nodes(plan: BuildPlan, nodes: list[int], elsewhere: bool) -> None:
     if not (elsewhere or _searchable(plan, nodes)):
         what = f"a search of {_named(plan)} needs {size(plan.search_bytes.total)} of memory, and there are {len(nodes)} nodes with {size(sum(nodes))}"
         fixes = [*_more_shards(plan, nodes, elsewhere), _smaller(plan, nodes)]
-        fixes += [] if plan.group else ["--elsewhere if other machines search it"]
+        fixes += [] if plan.group else ["--skip-memory-check if other machines search it"]
         raise InputError(what, "index", " or ".join(fixes))
 
 

@@ -26,7 +26,7 @@ class BM25Settings(BaseSettings):
 
 # the settings of `index` that one kind alone has, after the input that it is made of
 _OWN = {
-    "faiss": ("embeddings", "factory", "train_sample", "recall", "elsewhere", "single_core"),
+    "faiss": ("embeddings", "factory", "train_sample", "recall", "skip_memory_check", "single_core"),
     "bm25": ("corpus", "generated", "bm25"),
 }
 KINDS = tuple(_OWN)
@@ -37,6 +37,7 @@ class IndexSettings(Settings):
 
     renamed: ClassVar[dict[str, str]] = {name: f"bm25.{name}" for name in BM25Settings.model_fields} | {
         "background": "single_core",
+        "elsewhere": "skip_memory_check",
         "expand": "generated",
     }
     recorded: ClassVar[dict[str, str]] = {"generated": "expand"}
@@ -69,7 +70,7 @@ class IndexSettings(Settings):
         "tasks at once: one makes a shard, or with bm25 counts a part of the texts; 0: as many as the machine has CPUs, on a cluster all, since it may grow",
         ge=0,
     )
-    elsewhere: bool = resource(False, "faiss: make it even if these machines have too little memory to search it")
+    skip_memory_check: bool = resource(False, "faiss: make it even if these machines have too little memory to search it")
     single_core: bool = resource(False, "faiss: one core for each task, also where it leaves others idle")
 
     @model_validator(mode="after")
@@ -120,6 +121,9 @@ def _joined(factories: object) -> object:
 class CompareSettings(Settings):
     """Compare FAISS indexes on a sample of the embeddings: recall, speed, memory and the time to build, for the factory strings given."""
 
+    renamed: ClassVar[dict[str, str]] = {"queries": "query_sample"}
+    recorded: ClassVar[dict[str, str]] = {"query_sample": "queries"}
+
     embeddings: Folder = artifact("embeddings", "the vectors of passages")
     factories: Annotated[str, BeforeValidator(_joined)] = setting(
         "Flat SQfp16 SQ8 IVF1024,Flat IVF1024,SQ8 RaBitQ,Refine(SQ8) IVF1024,RaBitQ,Refine(SQ8)",
@@ -127,7 +131,7 @@ class CompareSettings(Settings):
         pattern=r"[^\s;]",
     )
     sample: int = setting(200_000, "vectors that are indexed, drawn at random", ge=1_000)
-    queries: int = setting(1_000, "other vectors, which are the queries; at most a tenth of all", ge=1)
+    query_sample: int = setting(1_000, "other vectors, which are the queries; at most a tenth of all", ge=1)
     k: int = setting(100, "answers of a query that count: recall@k", ge=1)
     recall: float = setting(0.95, "with inverted lists: the least nprobe that reaches this recall, if any does", gt=0, le=1)
     train_sample: int = setting(200_000, "vectors that a quantiser is trained on", ge=256)

@@ -36,7 +36,7 @@ from raydense.construction.overlap import overlap
 from raydense.construction.settings import OverlapSettings
 root, output, threshold = sys.argv[1:]
 qrels = [f"{root}/qrels/dev", f"{root}/qrels/test"]
-folders = {"queries": f"{root}/queries", "train": f"{root}/qrels/train", "model": f"{root}/encoder"}
+folders = {"queries": f"{root}/queries", "train_qrels": f"{root}/qrels/train", "model": f"{root}/encoder"}
 overlap(OverlapSettings(output=output, against=qrels, threshold=float(threshold), depth=60, **folders))
 """
 
@@ -62,7 +62,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(world: Path, output: Path, **more: object) -> OverlapSettings:
     qrels = world / "qrels"
-    folders = {"queries": str(world / "queries"), "train": str(qrels / "train"), "against": [str(qrels / "dev"), str(qrels / "test")]}
+    folders = {"queries": str(world / "queries"), "train_qrels": str(qrels / "train"), "against": [str(qrels / "dev"), str(qrels / "test")]}
     return OverlapSettings.read({"output": str(output), "depth": TRAIN, **folders, **more})
 
 

@@ -29,7 +29,7 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_row_for_each_factory(embeddings: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The second command measures nothing again: the times in the report stay."""
-    given = {"embeddings": embeddings, "sample": 2_000, "queries": 100, "k": 20, "recall": 0.9, "output": str(tmp_path / "report")}
+    given = {"embeddings": embeddings, "sample": 2_000, "query_sample": 100, "k": 20, "recall": 0.9, "output": str(tmp_path / "report")}
     factories = ["Flat", "SQ8", "IVF16,Flat", "IVF16,RaBitQ,Refine(SQ8)"]
     report = rd.compare(rd.CompareSettings.read({**given, "factories": " ; ".join(factories)}))
     rows = json.loads((report.path / "metrics.json").read_text())["runs"]

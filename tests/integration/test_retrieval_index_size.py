@@ -50,7 +50,7 @@ def test_what_could_not_be_searched_is_refused_and_leaves_nothing(given: IndexSe
     nodes = [{"NodeID": "small", "Resources": {"memory": faiss_plan.PROCESS_BYTES + 30 * 2**20, "CPU": 2}}]
     monkeypatch.setattr(faiss_plan, "shard_nodes", lambda gpu: nodes)
     large = given.replaced({"shards": 3})
-    with pytest.raises(InputError, match=r"^index: a search of an index IVF16,SQ8 of 2,000 x 16 in 3 shards needs .*--elsewhere"):
+    with pytest.raises(InputError, match=r"^index: a search of an index IVF16,SQ8 of 2,000 x 16 in 3 shards needs .*--skip-memory-check"):
         index(large)
     assert not list(Path(given.output).glob("*.faiss"))
-    assert len(index(large.replaced({"elsewhere": True})).summary["shards"]) == 3
+    assert len(index(large.replaced({"skip_memory_check": True})).summary["shards"]) == 3

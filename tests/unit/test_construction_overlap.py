@@ -56,7 +56,7 @@ def world(tmp_path: Path) -> Path:
 
 def asked(root: Path, **more: object) -> OverlapSettings:
     against = [str(root / "dev"), f"exam={root / 'test'}"]
-    given = {"queries": str(root / "queries"), "train": str(root / "train"), "against": against, "output": str(root / "out")}
+    given = {"queries": str(root / "queries"), "train_qrels": str(root / "train"), "against": against, "output": str(root / "out")}
     return OverlapSettings.read({**given, **more})
 
 
@@ -104,7 +104,7 @@ def test_the_removed_queries_are_lines_of_json(tmp_path: Path) -> None:
     )
     assert made.file("removed.jsonl").read_text() == line + "\n"
     write_qrels(tmp_path / "none", [("t1", "b")])
-    made = overlap(asked(tmp_path, train=str(tmp_path / "none"), against=[str(tmp_path / "dev")], output=str(tmp_path / "out-none")))
+    made = overlap(asked(tmp_path, train_qrels=str(tmp_path / "none"), against=[str(tmp_path / "dev")], output=str(tmp_path / "out-none")))
     assert made.file("removed.jsonl").read_text() == ""
 
 

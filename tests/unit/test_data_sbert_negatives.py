@@ -86,7 +86,7 @@ def test_five_of_each_system_below_the_margin_as_beir_takes_them(tmp_path: Path,
         positives = scored(rng, pool[: rng.choice([1, 1, 2])])
         systems = {f"system {n}": scored(rng, rng.sample(pool[2:], 12)) for n in range(3)}
         lines.append({"qid": str(query), "pos": positives, "neg": systems})
-    found = imported(written(tmp_path / "negatives.jsonl.gz", lines), corpus, tmp_path / "out", per_system=5, margin=3)
+    found = imported(written(tmp_path / "negatives.jsonl.gz", lines), corpus, tmp_path / "out", per_system=5, absolute_margin=3)
     wanted = {line["qid"]: chosen_as_by_beir(line, 5, 3.0) for line in lines}
     assert {row["query_id"]: row["negatives"] for row in found} == {query: ids for query, ids in wanted.items() if ids}
     assert 0 < len(found) < 60, "some queries keep no negative, and are left out"
@@ -119,13 +119,13 @@ def test_a_bad_line_is_named_and_nothing_is_left(tmp_path: Path, corpus: str, li
 def test_a_margin_without_scores_and_a_file_without_a_corpus_are_refused(tmp_path: Path, corpus: str) -> None:
     source = written(tmp_path / "negatives.jsonl.gz", PLAIN)
     with pytest.raises(
-        InputError, match=r"negatives\.jsonl\.gz:1: has no 'ce-score' to keep the margin by; leave hard_negatives\.margin out"
+        InputError, match=r"negatives\.jsonl\.gz:1: has no 'ce-score' to keep the margin by; leave hard_negatives\.absolute_margin out"
     ):
-        imported(source, corpus, tmp_path / "out", margin=3)
+        imported(source, corpus, tmp_path / "out", absolute_margin=3)
     with pytest.raises(InputError, match="holds ids of passages, and no texts; import MS MARCO's collection, and give it as --corpus"):
         import_dataset(ImportSettings(format="sbert_negatives", input=str(source), output=str(tmp_path / "out")))
     with pytest.raises(InputError, match="hard_negatives is for the format sbert_negatives, not for beir"):
-        ImportSettings.read({"format": "beir", "input": "x", "output": "y", "hard_negatives": {"margin": 3}})
+        ImportSettings.read({"format": "beir", "input": "x", "output": "y", "hard_negatives": {"absolute_margin": 3}})
 
 
 def test_the_command_line(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,8 +112,8 @@ def test_without_its_candidates_a_run_has_no_depths(world: dict[str, Any]) -> No
     ("given", "chosen", "passages", "dimension"),
     [
         ({}, range(QUERIES), 10, None),
-        ({"queries": 0, "passages": 100}, range(QUERIES), 100, None),
-        ({"queries": 7, "passages": 3}, (0, 5, 10, 14, 19, 24, 29), 3, 4),
+        ({"query_sample": 0, "passages": 100}, range(QUERIES), 100, None),
+        ({"query_sample": 7, "passages": 3}, (0, 5, 10, 14, 19, 24, 29), 3, 4),
     ],
 )
 def test_similarities_are_those_that_sentence_transformers_gives(

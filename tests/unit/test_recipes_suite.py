@@ -256,7 +256,7 @@ def test_nothing_measured_is_no_table():
         (["--suite", "s", "--run", "r", "--model", "m"], "--run: does not go with --suite; leave it or --suite out"),
         (["--run", "r", "--qrels", "q", "--kind", "bm25"], "--kind: goes with --suite; give --suite, or leave it out"),
         (["--suite", "s", "--model", "m", "--answers.match", "token"], "--answers.match: does not go with --suite"),
-        (["--suite", "s", "--model", "m", "--similarity.queries", "5"], "--similarity.queries: does not go with --suite"),
+        (["--suite", "s", "--model", "m", "--similarity.query-sample", "5"], "--similarity.query-sample: does not go with --suite"),
         (["--run", "r", "--answers", "token"], "--answers: was renamed; write --answers.match"),
         (["--suite", "s", "--model", "m", "--bm25.k1", "1.2"], "kind faiss does not use bm25: leave it out"),
         (["--run", "r", "--qrels", "q", "--bm25.k1", "1.2"], "--bm25.k1: goes with --suite"),

@@ -155,10 +155,10 @@ def test_a_task_that_no_node_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_index_that_the_nodes_could_not_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = r"a search of an index Flat .* in 11 shards needs 22.7 GiB of memory, and there are 1 nodes with 15.0 GiB; "
-    wanted += r"--factory SQfp16 \(10.0 GiB\), SQ8 \(5.0 GiB\), RaBitQ,Refine\(SQ8\) \(5.8 GiB\) or --elsewhere"
+    wanted += r"--factory SQfp16 \(10.0 GiB\), SQ8 \(5.0 GiB\), RaBitQ,Refine\(SQ8\) \(5.8 GiB\) or --skip-memory-check"
     with pytest.raises(InputError, match=wanted):
         check(tmp_path, monkeypatch, "Flat", 11, [15])
-    check(tmp_path, monkeypatch, "Flat", 11, [15], elsewhere=True)
+    check(tmp_path, monkeypatch, "Flat", 11, [15], skip_memory_check=True)
     with pytest.raises(InputError, match=r"--factory IVF4096,SQfp16 "):
         check(tmp_path, monkeypatch, "IVF4096,Flat", 11, [15])
 

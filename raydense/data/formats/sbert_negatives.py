@@ -112,12 +112,12 @@ def chosen(line: _Line, choice: HardNegatives, counts: Counter[str]) -> _Passage
     With `margin` those stay out whose score is above the lowest of the positives less `margin`; InputError without scores.
     """
     limit = None
-    if choice.margin is not None:
+    if choice.absolute_margin is not None:
         if line.positives.scores is None:
             raise InputError(
-                "has no 'ce-score' to keep the margin by", line.at, "leave hard_negatives.margin out, or give the file with scores"
+                "has no 'ce-score' to keep the margin by", line.at, "leave hard_negatives.absolute_margin out, or give the file with scores"
             )
-        limit = min(line.positives.scores) - choice.margin
+        limit = min(line.positives.scores) - choice.absolute_margin
     taken: dict[str, float | None] = {}
     positives = set(line.positives.ids)
     for system, found in line.systems.items():
