@@ -28,7 +28,12 @@ class RetrieverSettings(QueryPrompt):
     corpus: FolderOrNone = artifact("corpus", "the passages of the index, for titles and texts", None)
     search_params: str = setting("", "FAISS search parameters, as nprobe=32 or efSearch=128; nprobe is the index's own by default")
     reranker: FolderOrNone = artifact("model", "a re-ranker that orders the first passages of each question again; needs corpus", None)
-    rerank_depth: int = setting(50, "how many of the first passages the re-ranker scores; the others follow in their order", ge=1, le=1_000)
+    rerank_depth: int = setting(
+        50,
+        "how many of the first passages the re-ranker scores, half as many as `rerank`, as somebody waits; the others follow in their order",
+        ge=1,
+        le=1_000,
+    )
 
     @model_validator(mode="after")
     def _asks_one(self) -> Self:
