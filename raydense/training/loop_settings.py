@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from raydense.errors import InputError
+from raydense.extensions.code_digest import code_of
 from raydense.forecast import Forecast, Known
 from raydense.settings import BaseSettings, Folder, NumberOrAuto, Settings, artifact, group, resource, setting
-from raydense.training.method_code import code_of
 from raydense.training.registry import built_in_methods, load_method
 
 

@@ -6,24 +6,18 @@ neither.
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
-from operator import attrgetter
 from pathlib import Path
-from traceback import walk_tb
-from types import ModuleType
 from typing import Any, TypeVar
 
 from raydense.errors import InputError, did_you_mean, short
+from raydense.extensions.loading import Kind
 
-GROUP = "raydense.methods"
+_OUTSIDE = Kind("method", "raydense.methods", "package.module:Class")
 _KEYS = {"train": "objective", "pretrain": "method"}
 # The packages of the methods that come with raydense, by verb: a file for each method.
 _PACKAGES = {"train": "raydense.training.methods", "pretrain": "raydense.training.methods.pretraining"}
-_INSTALL = "install its package, or put its folder on PYTHONPATH; for a submitted job see docs/methods.md, A new method"
 _NAMED: dict[str, type[Any]] = {}
 
 SomeMethod = TypeVar("SomeMethod", bound=type[Any])
@@ -53,9 +47,9 @@ def built_in(verb: str) -> list[str]:
 def load_method(verb: str, name: str, where: str = "") -> type[Any]:
     """The method of `train` or `pretrain` with this name; InputError, at `where`, if there is none."""
     where = where or _KEYS[verb]
-    found = _by_path(name, where) if ":" in name else _NAMED.get(name) or _built_in(name) or _installed(name, where)
+    found = (None if ":" in name else _NAMED.get(name) or _built_in(name)) or _outside(name, where)
     if found is None:
-        raise InputError(f"no method {name!r}", where, f"{did_you_mean(name, _names(verb))}; or give package.module:Class")
+        raise InputError(f"no method {name!r}", where, f"{did_you_mean(name, _names(verb))}; or give {_OUTSIDE.written}")
     other = found.Settings.verb
     if other != verb:
         raise InputError(f"{name} is a method of `{other}`", where, f"raydense {other} --{_KEYS[other]} {name}")
@@ -64,7 +58,7 @@ def load_method(verb: str, name: str, where: str = "") -> type[Any]:
 
 def _names(verb: str) -> list[str]:
     """The names that `load_method` finds: built-in ones, then those of installed packages."""
-    return [*built_in(verb), *(entry.name for entry in entry_points(group=GROUP))]
+    return [*built_in(verb), *_OUTSIDE.installed]
 
 
 def built_in_methods(verb: str) -> list[type[Any]]:
@@ -85,49 +79,10 @@ def _folder(package: str) -> Path:
     return Path(__file__).parent.joinpath(*package.split(".")[2:])
 
 
-def _installed(name: str, where: str) -> type[Any] | None:
-    for entry in entry_points(group=GROUP, name=name):
-        return _by_path(f"{entry.module}:{entry.attr}", where)
-    return None
-
-
-def _by_path(name: str, where: str) -> type[Any]:
-    module, _, attribute = name.partition(":")
-    if not module or module.startswith(".") or not attribute:
-        raise InputError(f"no method {name!r}", where, "give package.module:Class")
-    there = _imported(module, where)
-    try:
-        found = attrgetter(attribute)(there)
-    except AttributeError:
-        raise InputError(f"{module} has no {attribute}", where, "give package.module:Class") from None
-    return _checked(found, name, where)
-
-
-def _imported(module: str, where: str) -> ModuleType:
-    """The module of a user's method; InputError with file and line where it has a fault."""
-    try:
-        return import_module(module)
-    except InputError:
-        raise
-    except ModuleNotFoundError as error:
-        itself = f"{module}.".startswith(f"{error.name}.")
-        raise InputError(f"no module {error.name!r}", where if itself else _line_of(error, module), _INSTALL) from None
-    except Exception as error:
-        fix = f"correct it: python -c 'import {module}' shows the whole traceback"
-        raise InputError(short(error), _line_of(error, module), fix) from error
-
-
-def _line_of(error: Exception, module: str) -> str:
-    """The file and line of a fault in a user's code: not those of the libraries that it calls."""
-    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
-        return f"{error.filename}:{error.lineno}"
-    libraries = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-    found = module
-    for frame, line in walk_tb(error.__traceback__):
-        own = str(frame.f_globals.get("__name__")).partition(".")[0] == module.partition(".")[0]
-        if own or not frame.f_code.co_filename.startswith(libraries):
-            found = f"{frame.f_code.co_filename}:{line}"
-    return found
+def _outside(name: str, where: str) -> type[Any] | None:
+    """The method that a name as `package.module:Class`, or an entry point, gives."""
+    path = _OUTSIDE.path_of(name)
+    return _checked(_OUTSIDE.load(path, where), path, where) if path else None
 
 
 def _checked(found: Any, name: str, where: str) -> type[Any]:

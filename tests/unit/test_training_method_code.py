@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from training_data import TrainingData, make_training_data
 
+from raydense.extensions.code_digest import code_of
 from raydense.storage import provenance
-from raydense.training.method_code import code_of
 from raydense.training.registry import built_in, load_method
 
 BASE = """
