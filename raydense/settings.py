@@ -266,9 +266,9 @@ class Settings(BaseSettings):
         """What the stage will need and make, from the sizes of its inputs; an empty forecast where these are not known."""
         return Forecast()
 
-    def method_code(self) -> str:
-        """A digest of the code that shapes the output and is not raydense's, as that of a user's method; "" where there is none."""
-        return ""
+    def outside_code(self) -> dict[str, str]:
+        """Digests of the code that shapes the output and is not raydense's, by what it is, as `method_code`; "" for one of raydense."""
+        return {}
 
     def shaping(self) -> dict[str, Any]:
         """The settings that shape the output, as they are `recorded`: not its folder, inputs, resources, nor newer settings at their default.

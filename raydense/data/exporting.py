@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raydense.data.formats import load_format
+from raydense.data.formats import call
 from raydense.data.formats.outlet import Outlet
 from raydense.data.settings import ExportSettings
 from raydense.errors import InputError
@@ -21,7 +21,7 @@ def export(settings: ExportSettings) -> Place:
         raise exists
     try:
         with output.writing(new=True) as aside:
-            load_format(settings.format).write(Outlet(settings, aside))
+            call(settings.format, "write", Outlet(settings, aside))
     except FileExistsError:
         if not output.exists():
             raise

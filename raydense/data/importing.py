@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydense.data.dataset import DatasetDraft, gone_if_refused
-from raydense.data.formats import formats_that, load_format
+from raydense.data.formats import call, defines, faults_of, formats_that, load_format
 from raydense.data.formats.intake import Intake, write_corpus
 from raydense.data.settings import ImportSettings
 from raydense.errors import DownloadError, InputError, RefusedByStore, did_you_mean
@@ -34,7 +34,7 @@ def import_dataset(settings: ImportSettings) -> Artifact:
         return dataset.done
     intake = Intake(dataset, settings)
     with gone_if_refused(dataset.draft, partial(_stays, dataset.draft, finished)):
-        load_format(settings.format).read(_source(settings), intake)
+        call(settings.format, "read", _source(settings), intake)
         if not intake.parts:
             raise InputError("nothing to import", settings.input, "check the format")
         _refuse_changed(settings, made_from)
@@ -47,16 +47,16 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
 
     `format` is one that has a corpus of its own; the error of another one lists them. InputError as in `import_dataset`.
     """
-    if format not in formats_that("passages"):
-        what = f"format {format!r} has no corpus of its own"
-        raise InputError(what, "format", did_you_mean(format, formats_that("passages")))
     values = {"format": format, "input": str(input), "output": str(output), "shard_rows": shard_rows}
     settings = ImportSettings.read(values)
+    if not defines(format, "passages"):
+        what = f"format {format!r} has no corpus of its own"
+        raise InputError(what, "format", did_you_mean(format, formats_that("passages")))
     _check_there(settings)
     made_from = provenance("import_corpus", settings)
     finished = read_manifest(output) is not None
     draft = Draft.open(output, "corpus", made_from)
-    with gone_if_refused(draft, partial(_stays, draft, finished)):
+    with gone_if_refused(draft, partial(_stays, draft, finished)), faults_of(format):
         tables, at = load_format(format).passages(_source(settings))
         return write_corpus(draft, (_unchanged(tables, settings, made_from), at), shard_rows)
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from raydense.data.formats import by_name, formats_that
+from raydense.data.formats import by_name, defines, format_code, formats_that, require
 from raydense.data.splits import FillBy
-from raydense.errors import did_you_mean
+from raydense.extensions.loading import as_fault_of_a_setting
 from raydense.forecast import PROCESS_BYTES, QUERY_CHARACTERS, Forecast, Holds, Known, part_of, total
 from raydense.settings import BaseSettings, Folder, FolderOrNone, Folders, Settings, Texts, Words, artifact, group, setting, words
 from raydense.storage import named, named_folders
@@ -18,16 +18,15 @@ from raydense.storage import named, named_folders
 
 def _format_that(function: str) -> AfterValidator:
     def check(name: str) -> str:
-        if name not in formats_that(function):
-            near = did_you_mean(name, formats_that(function))
-            raise ValueError("no such format" if near.startswith("known") else f"no such format: {near}")
+        with as_fault_of_a_setting():
+            require(name, function)
         return name
 
     return AfterValidator(check)
 
 
 def _listed(function: str) -> str:
-    return f"the family of formats: {', '.join(formats_that(function))}"
+    return f"the family of formats: {', '.join(formats_that(function))}; or package.module:Class of a format of your own"
 
 
 def _languages(codes: list[str]) -> list[str]:
@@ -151,11 +150,15 @@ class ImportSettings(Settings):
 
     @model_validator(mode="after")
     def _fits_format(self) -> Self:
-        if self.hard_negatives is not None and self.format not in formats_that("chosen"):
+        if self.hard_negatives is not None and not defines(self.format, "chosen"):
             raise ValueError(f"hard_negatives is for the format {', '.join(formats_that('chosen'))}, not for {self.format}: leave it out")
         if not self.fill_splits:
             self._refuse_given(["fill_by"], "an import without fill_splits")
         return self
+
+    def outside_code(self) -> dict[str, str]:
+        """As for every stage: that of a user's format."""
+        return {"format_code": format_code(self.format)}
 
     @property
     def by_name(self) -> bool:

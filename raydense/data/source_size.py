@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raydense.data.formats import formats_that, load_format
+from raydense.data.formats import call, defines
 from raydense.data.formats.files import opened, plain
 from raydense.data.splits import SHARES, FillBy, divided
 from raydense.forecast import Holds
@@ -21,12 +21,12 @@ _PACKED = 3.0  # the bytes of a text by those of its gzip
 
 def parts_held(settings: ImportSettings) -> tuple[dict[str, Holds], float]:
     """What an import will make, by part, and the bytes that it reads; nothing of a format without `files`, or of files not here."""
-    if settings.by_name or settings.format not in formats_that("files"):
+    if settings.by_name or not defines(settings.format, "files"):
         return {}, 0.0
     source = Path(settings.input)
     if not source.is_dir():
         return {}, 0.0
-    files: dict[str, list[Path]] = load_format(settings.format).files(source)
+    files: dict[str, list[Path]] = call(settings.format, "files", source)
     sizes = {path: float(path.stat().st_size) * (1 if plain(path) == path else _PACKED) for found in files.values() for path in found}
     parts = {part: _held(settings, part, found, sizes) for part, found in files.items() if not _is_list(part, found)}
     parts |= _filled(parts, settings.fill_by) if settings.fill_splits else {}

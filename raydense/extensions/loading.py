@@ -15,7 +15,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
-from raydense.errors import InputError, fixable, short
+from raydense.errors import InputError, faults_of, fixable, short
 
 _INSTALL = "install its package, or put its folder on PYTHONPATH; for a submitted job see docs/methods.md, A new method"
 
@@ -52,6 +52,18 @@ class Kind:
 
 
 @contextmanager
+def as_fault_of_a_setting() -> Iterator[None]:
+    """In a validator: an InputError without a place is a ValueError, to which the name of the setting is added; one at a line of code stays."""
+    try:
+        yield
+    except InputError as error:
+        what, where, fix = faults_of(error)[0].args
+        if where:
+            raise
+        raise ValueError(f"{what}; {fix}".removesuffix("; ")) from None
+
+
+@contextmanager
 def faults_named(code: Any, whose: str) -> Iterator[None]:
     """A fault of the code of a user that the block calls is an InputError with its file and line; `whose` it is, as "the format faq:Faq"."""
     try:
@@ -85,6 +97,7 @@ def _line_of(error: Exception, module: str) -> str | None:
     found = None
     for frame, line in walk_tb(error.__traceback__):
         own = str(frame.f_globals.get("__name__")).partition(".")[0] == module.partition(".")[0]
-        if own or not frame.f_code.co_filename.startswith(libraries):
-            found = f"{frame.f_code.co_filename}:{line}"
+        file = frame.f_code.co_filename
+        if own or (os.path.isfile(file) and not file.startswith(libraries)):  # none is that of compiled code, as pyarrow/table.pxi
+            found = f"{file}:{line}"
     return found

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from raydense.construction.settings import OverlapSettings
-from raydense.data.formats import formats_that, load_format
+from raydense.data.formats import call, defines
 from raydense.data.settings import ImportSettings, MixSettings, SampleSettings
 from raydense.data.splits import SHARES
 from raydense.errors import InputError
@@ -145,11 +145,11 @@ def _parts(settings: Settings) -> set[str]:
 
 def _imported(settings: ImportSettings) -> set[str]:
     """The parts of an import of a folder whose format tells them; none of a folder that the import will refuse."""
-    tells = next((function for function in ("files", "parts") if settings.format in formats_that(function)), None)
+    tells = next((function for function in ("files", "parts") if defines(settings.format, function)), None)
     if tells is None or not Path(settings.input).is_dir():
         return set()
     try:
-        parts = set(getattr(load_format(settings.format), tells)(Path(settings.input)))
+        parts = set(call(settings.format, tells, Path(settings.input)))
     except InputError:
         return set()
     drawn = {f"qrels/{split}" for split in SHARES} if settings.fill_splits else set()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydense.data.formats import formats_that, load_format
+from raydense.data.formats import call, defines
 from raydense.data.formats.files import opened, plain
 from raydense.data.settings import ImportSettings, SampleSettings
 from raydense.data.slices import slice_corpus, slice_qrels, slice_queries
@@ -113,12 +113,12 @@ class Small:
         Without runs and examples, which name passages of the rest.
         """
         settings: Any = stage.settings
-        if settings.by_name or settings.format not in formats_that("files") or not Path(path).is_dir():
+        if settings.by_name or not defines(settings.format, "files") or not Path(path).is_dir():
             raise NoSlice(f"reads {path}, of which no first part can be taken")
         if self.folder.everywhere:
             raise NoSlice(f"reads {path}, whose first part would have to lie in a bucket")
         made = Path(str(self.folder)) / "sources" / stage.name
-        for part, files in load_format(settings.format).files(Path(path)).items():
+        for part, files in call(settings.format, "files", Path(path)).items():
             for file in files if not part.startswith(("run", "examples")) else ():
                 there = made / plain(file).relative_to(path)
                 there.parent.mkdir(parents=True, exist_ok=True)

@@ -92,13 +92,13 @@ def provenance(stage: str, settings: Any) -> dict[str, Any]:
     """The provenance of a stage's output: the stage, the settings that shape it, and the fingerprint of each input.
 
     The names of inputs in a list are part of it, since the output shows them; so are the commit of a model of the Hub (not of those in a
-    list, whose files' fingerprints are), and the code of a training method that is not raydense's.
+    list, whose files' fingerprints are), and the code of a training method, a format or a metric that is not raydense's.
     Raises InputError if an input is missing, unfinished, or not of the kind that its setting takes.
     """
     inputs, given = input_fingerprints(settings), list(settings.given_inputs())
     names = [name for _, _, name, _ in given if name]
     commits = {key: model_place(path).located for key, kind, name, path in given if kind == "model" and not name and is_hub_name(path)}
-    more = {"names": names, "commits": commits, "method_code": settings.method_code()}
+    more = {"names": names, "commits": commits} | settings.outside_code()
     return {"stage": stage, "settings": settings.shaping(), "inputs": inputs} | {key: value for key, value in more.items() if value}
 
 

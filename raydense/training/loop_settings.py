@@ -118,8 +118,12 @@ class LoopSettings(Settings):
             raise ValueError(f"tf32 changes nothing in precision {self.precision}: leave it out, or give precision fp32")
         return self
 
-    def method_code(self) -> str:
+    def outside_code(self) -> dict[str, str]:
         """As for every stage."""
+        return {"method_code": self.method_code()}
+
+    def method_code(self) -> str:
+        """A digest of the code of a user's method; "" for one of raydense."""
         return code_of(self.trains) if self.trains else ""
 
     def forecast(self, known: Known) -> Forecast:
