@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from raydense.data.lookup import IdLookup
 from raydense.data.store import Rows
 from raydense.errors import InputError, did_you_mean
+from raydense.evaluation.own_metrics import OUTSIDE, OwnMeasure, own_metric
 from raydense.ranges import ranges
 
 Values = NDArray[np.float64]
@@ -51,6 +52,9 @@ def parse_metrics(names: list[str], key: str = "metrics") -> list[ir_measures.Me
 
 def _parse_metric(name: str, key: str) -> ir_measures.Measure:
     word, at, cutoff = name.partition("@")
+    if own := None if word in ir_measures.measures.registry else own_metric(name, key):
+        _refuse_out_of_range(own, name, key)
+        return own
     try:
         measure = ir_measures.parse_measure(f"{_OF_TRAININGS.get(word, word)}{at}{cutoff}")
         _refuse_out_of_range(measure, name, key)
@@ -64,6 +68,7 @@ def _parse_metric(name: str, key: str) -> ir_measures.Measure:
     except NameError:
         word = name.partition("@")[0].partition("(")[0]
         known = {n.lower(): m.NAME for n, m in ir_measures.measures.registry.items() if n.isascii() and m.NAME != _NO_MEAN}
+        known |= {name.lower(): name for name in OUTSIDE.installed}
         fix = did_you_mean(word.lower(), known)
         near = next((n for lower, n in known.items() if repr(lower) in fix), None)
         fix = f"did you mean {near + name[len(word) :]!r}?" if near else f"known: {', '.join(sorted(set(known.values())))}"
@@ -92,6 +97,8 @@ class Judgements:
 
     def __init__(self, qrels: pa.Table, metrics: list[str], where: object, key: str = "metrics") -> None:
         self.measures = parse_metrics(metrics, key)
+        self.own = [measure for measure in self.measures if isinstance(measure, OwnMeasure)]
+        self.by_library = [measure for measure in self.measures if measure not in self.own]
         self.query_ids: pa.Array = pc.unique(qrels["query_id"])
         if not len(self.query_ids):
             raise InputError("no judgement", where, "give qrels that hold some")
@@ -100,7 +107,7 @@ class Judgements:
                 f"have a grade of {pc.max(qrels['relevance']).as_py():,}, and trec_eval's measures take memory for each up to the highest"
             )
             raise InputError(what, where, f"give grades of at most {_LARGEST_GRADE:,}")
-        self.by_gdeval = any(ir_measures.gdeval.supports(measure) for measure in self.measures)
+        self.by_gdeval = any(ir_measures.gdeval.supports(measure) for measure in self.by_library)
         if self.by_gdeval and pc.max(qrels["relevance"]).as_py() > _HIGHEST_GRADE:
             what = (
                 f"has a grade of {pc.max(qrels['relevance']).as_py()}, and ERR@k and nDCG(dcg='exp-log2')@k have grades to {_HIGHEST_GRADE}"
@@ -126,7 +133,7 @@ class Judgements:
             self._numbers = {}
             judged = self.numbered([self.grades(number) for number in queries.tolist()])
             names = map(str, queries.tolist())
-            self._kept = queries, ir_measures.evaluator(self.measures, dict(zip(names, judged, strict=True)))
+            self._kept = queries, ir_measures.evaluator(self.by_library, dict(zip(names, judged, strict=True)))
         return self._kept[1]
 
     def numbered(self, of_queries: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -185,9 +192,21 @@ class Measuring:
         if sum(map(len, hits)) != len(passages):
             raise InputError(f"names passage {_twice(run)} twice for one query", self._where, "keep one")
         self._take(queries, hits)
+        if self._judgements.own:
+            scored = list(zip(passages, run["score"].to_pylist(), strict=True))
+            self._take_own(queries, [scored[a:b] for a, b in pairwise(edges.tolist())])
+
+    def _take_own(self, queries: Rows, hits: list[list[tuple[str, float]]]) -> None:
+        """Take the metrics of a user of some queries that have hits."""
+        for number, of_query in zip(queries.tolist(), hits, strict=True):
+            query_id, judged = self._judgements.query_ids[number].as_py(), self._judgements.grades(number)
+            for measure in self._judgements.own:
+                self._values[measure][number] = measure.value(query_id, of_query, judged)
 
     def _take(self, queries: Rows, hits: list[dict[str, float]]) -> None:
         """Take the measures of some queries, which go by their numbers."""
+        if not self._judgements.by_library:
+            return
         evaluator, names = self._judgements.evaluator(queries), map(str, queries.tolist())
         for value in evaluator.iter_calc(dict(zip(names, self._judgements.numbered(hits), strict=bool(hits)))):
             self._values[value.measure][int(value.query_id)] = value.value

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from raydense.errors import InputError
+from raydense.extensions.loading import as_fault_of_a_setting
 from raydense.forecast import PROCESS_BYTES, Forecast, Holds, Known, fewest
 from raydense.inference.settings import QueryPrompt
 from raydense.retrieval.settings import BM25Settings
@@ -30,12 +30,15 @@ from raydense.storage import named, named_folders
 def _known(names: list[str]) -> list[str]:
     from raydense.evaluation.metrics import parse_metrics  # only here: `raydense --help` does not need the metrics' library
 
-    try:
-        parse_metrics(names)
-    except InputError as error:
-        what, _, fix = error.args
-        raise ValueError(f"{what}; {fix}") from None
+    with as_fault_of_a_setting():
+        parse_metrics(names, "")
     return names
+
+
+def _code_of(metrics: list[str]) -> dict[str, str]:
+    from raydense.evaluation.own_metrics import metrics_code  # only here, as above
+
+    return {"metrics_code": metrics_code(metrics)}
 
 
 Metrics = Annotated[Words, AfterValidator(_known)]
@@ -91,7 +94,7 @@ class EvaluateSettings(Settings):
     )
     metrics: Metrics = setting(
         ["nDCG@10", "RR@10", "R@50", "R@100"],
-        "what to measure, in the names of ir-measures, such as nDCG@10, RR(rel=2)@10, Success@5 or AP; passages are relevant from grade 1 on",
+        "what to measure, in the names of ir-measures, such as nDCG@10, RR(rel=2)@10, Success@5 or AP, or package.module:function@10 of your own; passages are relevant from grade 1 on",
     )
     queries: FolderOrNone = artifact("queries", "for example queries in the report, and for their answers", None)
     corpus: FolderOrNone = artifact("corpus", "for the texts in the report, and for answer accuracy", None)
@@ -115,6 +118,10 @@ class EvaluateSettings(Settings):
                 raise ValueError(f"{needed}: missing; answers.match needs it")
         self._refuse_same_names("run", "models", "train_qrels")
         return self
+
+    def outside_code(self) -> dict[str, str]:
+        """As for every stage: that of the metrics of a user."""
+        return _code_of(self.metrics)
 
     @property
     def trained_on(self) -> dict[str, str]:
@@ -159,7 +166,7 @@ class SuiteSettings(Settings, QueryPrompt):
     kind: Literal["faiss", "bm25"] = setting("faiss", "the retriever's vectors, or BM25, which needs no model")
     metrics: Metrics = setting(
         ["nDCG@10", "R@100"],
-        "what to measure, in the names of ir-measures, such as RR(rel=2)@10; passages are relevant from grade 1 on",
+        "what to measure, in the names of ir-measures, such as RR(rel=2)@10, or package.module:function@10 of your own; passages are relevant from grade 1 on",
         min_length=1,
     )
     k: int = setting(100, "passages of each query; the query itself does not count if it is in the corpus", ge=1)
@@ -207,7 +214,7 @@ class FuseSettings(Settings):
     )
     qrels: FolderOrNone = artifact("qrels", "judgements of dev queries: the weights with the best `metric` on them are taken", None)
     metric: Annotated[str, AfterValidator(lambda name: _known([name])[0])] = setting(
-        "nDCG@10", "what the weights are tuned for, as ir-measures names it"
+        "nDCG@10", "what the weights are tuned for, as ir-measures names it, or package.module:function@10 of your own"
     )
     weights_of: FolderOrNone = artifact(
         "run",
@@ -239,6 +246,10 @@ class FuseSettings(Settings):
             self._refuse_given(["scale"], "method reciprocal")
         self._refuse_same_names("run")
         return self
+
+    def outside_code(self) -> dict[str, str]:
+        """As for every stage: that of a user's metric."""
+        return _code_of([self.metric])
 
     def forecast(self, known: Known) -> Forecast:
         """The time grows with the hits of all runs; with qrels those of the judged queries are fused once more for each weights that are tried."""
