@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_no_code_of_a_model_folder_is_run(tmp_path: Path, tiny_folder: Path, fam
         assert "\n" not in str(refused.value)
         assert str(folder) in str(refused.value)
     assert not ran.exists()
+
+
+def test_no_class_that_a_folder_names_is_imported(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that is installed: what is imported is the choice of who runs raydense, not of who made the folder."""
+    shutil.copytree(tiny_folder, folder := tmp_path / "model")
+    (tmp_path / "named_by_a_folder.py").write_text("class Pooling: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0], modules[1] | {"type": "named_by_a_folder.Pooling"}, *modules[2:]]))
+    with pytest.raises(InputError, match=r"is made of .*named_by_a_folder\.Pooling"):
+        DualEncoder.load(folder)
+    assert "named_by_a_folder" not in sys.modules
 
 
 def test_pickled_weights_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
