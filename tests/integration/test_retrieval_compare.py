@@ -48,7 +48,9 @@ def test_a_row_for_each_factory(embeddings: str, tmp_path: Path, capfd: pytest.C
     assert "2,000 of 3,000 vectors of 16 dimensions" in page
     before = {path.name: path.read_bytes() for path in report.path.glob("*.json")}
     (report.path / "index-002.json").unlink()
-    flags = [word for key, value in {**given, "factories": " ; ".join(factories)}.items() for word in (f"--{key}", str(value))]
+    flags = [
+        word for key, value in {**given, "factories": " ; ".join(factories)}.items() for word in (f"--{key.replace('_', '-')}", str(value))
+    ]
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["compare", *flags])
