@@ -143,6 +143,33 @@ def test_workers_see_the_masks_of_one(tiny_folder: Path, three: Texts) -> None:
         assert mine["positive"].tolist() == [rank * 3]
 
 
+@pytest.mark.parametrize(("in_batch", "positives", "workers"), [(True, 1, 1), (True, 1, 2), (True, 2, 2), (False, 2, 1)])
+def test_own_has_the_columns_of_each_querys_list(tiny_folder: Path, three: Texts, in_batch: bool, positives: int, workers: int) -> None:
+    """Its positives and then its negatives, as the teacher's scores."""
+    rows = np.array([[0, 5], [1, 3]])[:, :positives]
+    part = Part(np.array([0, 1]), rows, PART.negatives[:2], PART.known.take(np.array([0, 1])))
+    asked = settings(objective="multi-positive", batch_size=2, workers=workers, negatives=2, positives=positives, in_batch=in_batch)
+    model = DualEncoder.load(tiny_folder)
+    with torch.no_grad():
+        alone = model.encode_passages(model.tokenize_passages(three.store.passages(np.arange(len(PASSAGES)))).pad(0))
+        methods = [MultiPositive(asked, model, three, rank, workers) for rank in range(workers)]
+        batches = [method.prepare(part) for method in methods]
+        vectors = [run_alone(method, batch)[1] for method, batch in zip(methods, batches, strict=True)]
+    for rank, batch in enumerate(batches):
+        mine = part.slice_of(rank, workers)
+        given = torch.cat(vectors) if in_batch else vectors[0].view(len(mine), -1, alone.shape[1])
+        own = given[batch["own"]] if in_batch else given[torch.arange(len(mine))[:, None], batch["own"]]
+        torch.testing.assert_close(own, alone[np.concatenate([mine.positives, mine.negatives], axis=1)])
+
+
+def run_alone(method: Method, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """The outputs for a batch."""
+    return run(
+        TorchEngine(method.model, method.settings, torch.device("cpu"), "fp32"),
+        {name: value for name, value in batch.items() if isinstance(value, dict)},
+    )
+
+
 def test_without_cross_batch_a_worker_compares_with_its_own_passages(tiny_folder: Path, three: Texts) -> None:
     """Two of two queries each: the second has row 3 in its batch, which is a known positive of its first query. No process is needed."""
     part = Part(

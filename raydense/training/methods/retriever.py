@@ -78,9 +78,9 @@ class Retriever(DualEncoderMethod):
         """As `Method.prepare`; the passages of a worker are its positives query by query, then its negatives.
 
         `positive` [n] is the column of each query's first positive. `known` bool [n, passages] marks the query's known positives,
-        `out` bool [passages] what no query is compared with, which is padding. Without `in_batch` the passages are those of each
-        query's own list, its positives and then its negatives, and the lists are in the order of the queries; then `out` is
-        [n, passages]. `teacher` as in `DualEncoderMethod.prepare`.
+        `out` bool [passages] what no query is compared with, which is padding. `own` int64 [n, positives + negatives] has the columns of
+        the query's own list, its positives and then its negatives. Without `in_batch` the passages are those of this list, and the
+        lists are in the order of the queries; then `out` is [n, passages]. `teacher` as in `DualEncoderMethod.prepare`, of `own`.
         """
         import numpy as np
         import torch
@@ -94,9 +94,12 @@ class Retriever(DualEncoderMethod):
         rows, fillers = np.concatenate([_rows_of(s) for s in seen]), np.concatenate([_fills(s) for s in seen])
         first = self.rank * len(_rows_of(mine)) if self.gathers else 0
         n, m = mine.positives.shape
+        columns = first + np.arange(len(_rows_of(mine)))
+        own = np.concatenate([columns[: n * m].reshape(n, m), columns[n * m :].reshape(n, -1)], axis=1)
         return {
             **self.tokenized(mine, _rows_of(mine)),
-            "positive": torch.from_numpy(first + m * np.arange(n)),
+            "positive": torch.from_numpy(own[:, 0].copy()),
+            "own": torch.from_numpy(own),
             "known": torch.from_numpy(known_positives(mine, rows, self.texts.store.text_hash)),
             "out": torch.from_numpy(fillers),
             **teacher_of(mine),
@@ -113,6 +116,7 @@ class Retriever(DualEncoderMethod):
         return {
             **self.tokenized(mine, rows.ravel()),
             "positive": torch.zeros(len(mine), dtype=torch.int64),
+            "own": torch.arange(rows.shape[1]).repeat(len(rows), 1),
             "known": torch.from_numpy(known_of_lists(mine, rows, self.texts.store.text_hash)),
             "out": torch.from_numpy(np.concatenate(_fillers_of(mine), axis=1)),
             **teacher_of(mine),
