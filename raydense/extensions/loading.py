@@ -17,7 +17,7 @@ from typing import Any
 
 from raydense.errors import InputError, faults_of, fixable, short
 
-_INSTALL = "install its package, or put its folder on PYTHONPATH; for a submitted job see docs/methods.md, A new method"
+_INSTALL = "install its package, or put its folder on PYTHONPATH; on a cluster see docs/methods.md, A new method"
 
 
 @dataclass(frozen=True)

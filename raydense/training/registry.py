@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import formatannotation
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from raydense.errors import InputError, did_you_mean, short
 from raydense.extensions.loading import Kind
@@ -97,4 +99,27 @@ def _checked(found: Any, name: str, where: str) -> type[Any]:
         settings.model_rebuild()
     except Exception as error:  # a type that its module does not define
         raise InputError(short(error), f"{name}.Settings", "define it in the module, or import it there") from error
+    _refuse_other_types(settings, f"{name}.Settings")
     return found
+
+
+def _refuse_other_types(settings: type[Any], where: str) -> None:
+    """InputError where a setting takes what it does not take in a base, whose code computes with it; it may take less."""
+    for name, field in settings.model_fields.items():
+        for base in settings.__mro__[1:]:
+            of_base = getattr(base, "model_fields", {}).get(name)
+            if of_base and not all(_among(kind, _kinds(of_base.annotation)) for kind in _kinds(field.annotation)):
+                mine, theirs = map(formatannotation, (field.annotation, of_base.annotation))
+                what = f"{name} is {mine}, and {theirs} in {base.__qualname__}"
+                raise InputError(what, where, "give it that type, or the setting another name")
+
+
+def _among(kind: Any, kinds: list[Any]) -> bool:
+    return kind in kinds or any(isinstance(kind, type) and isinstance(one, type) and issubclass(kind, one) for one in kinds)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types, or values, one of which a setting has."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for one in get_args(annotation) for kind in _kinds(one)]
+    return list(get_args(annotation)) if get_origin(annotation) is Literal else [annotation]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raydense.errors import InputError
-from raydense.training.registry import load_method
+from raydense.training.registry import built_in_methods, load_method
 
 OF = "from raydense.training.dual_encoder import DualEncoderMethod\n"
 
@@ -36,6 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "no_type:Mine.Settings: .*name 'Unknown' is not defined.*; define it in the module",
         ),
         (
+            "other_type",
+            f"{OF}class Mine(DualEncoderMethod):\n    class Settings(DualEncoderMethod.Settings):\n        batch_size: str = 'x'\n"
+            "    def loss(self, outputs, batch): ...",
+            r"other_type:Mine.Settings: batch_size is str, and int in DualEncoderMethod.Settings; give it that type",
+        ),
+        (
             "taken",
             f"from raydense.training.method import method\n{OF}@method('retriever')\nclass Mine(DualEncoderMethod):\n"
             "    def loss(self, outputs, batch): ...",
@@ -47,6 +53,24 @@ def test_a_wrong_class_is_refused(folder: Path, name: str, content: str, message
     (folder / f"{name}.py").write_text(content)
     with pytest.raises(InputError, match=f"^{message}"):
         load_method("train", f"{name}:Mine")
+
+
+def test_a_setting_may_take_less_than_in_the_base(folder: Path) -> None:
+    (folder / "narrower.py").write_text(
+        f"from typing import Literal\n{OF}class Mine(DualEncoderMethod):\n    class Settings(DualEncoderMethod.Settings):\n"
+        "        temperature: float = 0.1\n        optimizer: Literal['adamw'] = 'adamw'\n        lr: float = 1e-3\n        margin: str = 'new'\n"
+        "    def loss(self, outputs, batch): ..."
+    )
+    assert load_method("train", "narrower:Mine").Settings.model_fields["temperature"].default == 0.1
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_a_method_may_derive_from_each_of_raydense(folder: Path, verb: str) -> None:
+    for number, one in enumerate(built_in_methods(verb)):
+        (folder / f"derived_{verb}_{number}.py").write_text(
+            f"from {one.__module__} import {one.__name__}\nclass Mine({one.__name__}):\n    pass\n"
+        )
+        assert load_method(verb, f"derived_{verb}_{number}:Mine").Settings.verb == verb
 
 
 @pytest.mark.parametrize("name", [":Mine", ".lacks:Mine", "raydense.training.methods.kl:", ":"])
