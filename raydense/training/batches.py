@@ -25,7 +25,7 @@ class Sampler:
 
     def __init__(self, examples: Examples, settings: LoopSettings) -> None:
         self.examples, self.batch_size, self.accumulation = examples, settings.batch_size, settings.accumulation
-        self.draws, self.seed = method_of(settings).draws(settings), settings.seed
+        self.draws, self.seed, self.settings = method_of(settings).draws(settings), settings.seed, settings
         epochs = Epochs(examples, self.batch_size, getattr(settings, "one_source", False), self.seed)
         self.steps_per_epoch = epochs.steps
         self._order = lru_cache(maxsize=2)(epochs.order)  # two: threads make batches of the end of one and of the start of the next
@@ -52,7 +52,9 @@ class Sampler:
         positives, scores = listed.draw(draws.positives, rng) if draws.random_positives else listed.first(draws.positives)
         negatives = np.zeros((len(chosen), 0), np.int64)
         if draws.negatives:
-            negatives, of_negatives = self.examples.negatives.take(chosen).draw(draws.negatives, rng)
+            given = self.examples.negatives.take(chosen)
+            log_weights = method_of(self.settings).log_weights(self.settings, scores[:, 0], given)
+            negatives, of_negatives = given.draw(draws.negatives, rng, log_weights)
             scores = np.concatenate([scores, of_negatives], axis=1)
         whole = Part(self.examples.query[chosen], positives, negatives, known.take(chosen))
         if listed.scores is not None:

@@ -17,12 +17,15 @@ from raydense.training.registry import method
 from raydense.training.settings import NegativesSettings, dev_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from raydense.data.store import PassageStore
     from raydense.training.dev_sets import DevSet
     from raydense.training.examples import Examples
     from raydense.training.part import Part
+    from raydense.training.ragged import Floats, Ragged
 
 __all__ = ["Batch", "Draws", "Held", "Method", "Metrics", "Outputs", "load_model", "method", "method_of"]
 
@@ -147,6 +150,15 @@ class Method(ABC):
         from raydense.training.examples import read_training_data
 
         return read_training_data(settings, store, cls.draws(settings).negatives, cls.needs_scores, log)
+
+    @classmethod
+    def log_weights(cls, settings: Any, positive: Floats, negatives: Ragged) -> NDArray[np.floating] | None:
+        """The logarithm of each negative's weight in the random draw of a step, up to a constant for each query; None: all alike.
+
+        One for each of `negatives.values` [v], those of a step's queries: `negatives.owner` is the number of its query, `negatives.scores`
+        are the teacher's. `positive` float32 [n] is the score of each query's drawn positive, NaN for none.
+        """
+        return None
 
     @classmethod
     def make_tiny(cls, texts: Iterable[str], folder: Path | str, seed: int) -> None:

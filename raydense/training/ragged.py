@@ -83,12 +83,17 @@ class Ragged:
         counts = np.bincount(packed.owner[kept], minlength=len(self))
         return Ragged(packed.values[kept], np.append(0, np.cumsum(counts)), packed.scores[kept])
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
+    def draw(self, count: int, rng: np.random.Generator, log_weights: NDArray[np.floating] | None = None) -> tuple[Ints, Floats]:
         """`count` distinct values of each packed list, drawn at random: int64 [n, count], -1 if a list has fewer.
 
-        And the score of each: float32 [n, count], NaN for none.
+        And the score of each: float32 [n, count], NaN for none. With `log_weights` [v], each draw takes a value of those that are
+        left of the list with a probability proportional to its weight (Efraimidis and Spirakis 2006).
         """
-        return self._first(count, np.lexsort((rng.random(len(self.values)), self.owner)))
+        keys = rng.random(len(self.values))
+        if log_weights is not None:
+            with np.errstate(divide="ignore"):  # of 0
+                keys = np.log(-np.log1p(-keys)) - log_weights
+        return self._first(count, np.lexsort((keys, self.owner)))
 
     def first(self, count: int) -> tuple[Ints, Floats]:
         """The first `count` values of each packed list, in the shape of `draw`."""

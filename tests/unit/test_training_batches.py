@@ -210,6 +210,19 @@ def test_negatives_are_drawn_evenly() -> None:
     assert (np.abs(counts - 1000) < 150).all()  # five standard deviations are 137
 
 
+def test_negatives_with_weights_are_drawn_as_one_after_another_of_those_left() -> None:
+    lists = ragged([[1, 2, 3], [4, 5, 6, 7]] * 2000)
+    weights = np.array([0, 1.0, 2, 3, 4, 5, 6, 7])[lists.values]
+    drawn, _ = lists.draw(2, np.random.default_rng(0), np.log(weights) - 900 * (lists.owner % 2))
+    for first, second in ((3, 1), (2, 3), (7, 6), (4, 5)):
+        of_list = drawn[0 if first < 4 else 1 :: 2]
+        total = 6 if first < 4 else 22
+        expected = first / total * second / (total - first)
+        assert ((of_list == [first, second]).all(axis=1)).mean() == pytest.approx(expected, abs=5 * (expected / 2000) ** 0.5)
+    alike = lists.draw(2, np.random.default_rng(0), np.full(len(weights), 7.0))[0]
+    assert np.array_equal(alike, lists.draw(2, np.random.default_rng(0))[0])
+
+
 def test_run_length() -> None:
     examples = Examples(np.arange(25), ragged([[0]] * 25), ragged([[1]] * 25))
     sampler = sampler_of(examples, 10, 1, 1, 0)

@@ -16,8 +16,9 @@ from raydense.data.tables import read_table
 from raydense.models.dual_encoder import DualEncoder
 from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine
-from raydense.training.examples import read_examples
+from raydense.training.examples import Examples, read_examples
 from raydense.training.method import load_model, method_of
+from raydense.training.ragged import Ragged
 from raydense.training.settings import PretrainSettings
 from raydense.training.step import forward_and_backward, run
 from raydense.training.texts import Texts
@@ -34,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
 def test_the_examples(
     data: TrainingData, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_batch: bool | None
 ) -> None:
-    first, _, second = code_of_the_page()
+    first, _, second, *_ = code_of_the_page()
     (tmp_path / "margin.py").write_text(first + second, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     asked = data.settings(tmp_path / "o", objective=f"margin:{name}", margin=1.0, normalize=True, in_batch=in_batch)
@@ -67,7 +68,7 @@ def test_the_examples(
 
 
 def test_one_batch_without_a_training(data: TrainingData, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, one_batch, _ = code_of_the_page()
+    first, one_batch, *_ = code_of_the_page()
     asked = data.settings(tmp_path / "o")
     (tmp_path / "data").mkdir()
     for name, made in {"data/corpus": asked.corpus, "data/queries": asked.queries, "ex": asked.examples, "model": tiny_folder}.items():
@@ -80,6 +81,22 @@ def test_one_batch_without_a_training(data: TrainingData, tiny_folder: Path, tmp
     assert found["loss"].shape == ()
     assert found["loss"].requires_grad
     assert list(found["metrics"]) == ["accuracy"]
+
+
+def test_negatives_of_simans_are_drawn_around_the_score_of_the_positive(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _, second, simans, *_ = code_of_the_page()
+    (tmp_path / "simans.py").write_text(first + second + simans, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = data.settings(tmp_path / "o", objective="simans:SimANS", negatives=1, a=0.5, b=-1.0, batch_size=8)
+    positives, scores = np.arange(8, dtype=np.float32), np.array([-4, -2, -1, 0, 3], np.float32)
+    lists = Ragged(np.tile(np.arange(5), 8), np.arange(9) * 5, np.concatenate([one + scores for one in positives]))
+    examples = Examples(np.arange(8), Ragged(np.full(8, 9), np.arange(9), positives), lists)
+    sampler = Sampler(examples, asked)
+    drawn = np.concatenate([sampler.step(step)[0].negatives.ravel() for step in range(500)])
+    expected = np.exp(-0.5 * (scores + 1) ** 2)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=5) / len(drawn), expected / expected.sum(), atol=0.04)
 
 
 def code_of_the_page() -> list[str]:
