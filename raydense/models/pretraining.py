@@ -84,12 +84,19 @@ class PretrainModel(nn.Module):
         Columns: the number of masked tokens; the sum of log phi(h_i^L)[x_i] over them (query-as-context eq. 4). Both can be
         summed over texts, and a row depends only on its text.
         """
-        return tuple(_row(b["labels"], self._log_likelihood(self._states(b)[-1], b)) for b in texts.values())
+        return tuple(self.terms(b, self.states(b)[-1]) for b in texts.values())
 
-    def _states(self, batch: Batch) -> tuple[Tensor, ...]:
+    def states(self, batch: Batch) -> tuple[Tensor, ...]:
         """h^0 (the embeddings) to h^L, each [n, length, d]."""
         found = self.retriever.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True)
         return found.hidden_states
+
+    def terms(self, batch: Batch, *states: Tensor, vectors: Tensor | None = None) -> Tensor:
+        """A row of `forward` for each text: its masked tokens, the sum of their log-likelihood by each of `states`, and its `vectors` [n, d].
+
+        `states` [n, length, d] are of the last layer of what predicts the tokens, of the encoder's width: its head for masked tokens does it.
+        """
+        return _row(batch["labels"], *(self._log_likelihood(one, batch) for one in states), vectors=vectors)
 
     def _log_likelihood(self, states: Tensor, batch: Batch) -> Tensor:
         """The sum over the masked tokens of each text, [n]; logits are made for masked tokens only, the vocabulary being wide."""
@@ -125,10 +132,10 @@ class Condenser(PretrainModel):
         return tuple(self._outputs(batch) for batch in texts.values())
 
     def _outputs(self, batch: Batch) -> Tensor:
-        states, labels = self._states(batch), batch["labels"]
+        states = self.states(batch)
         late, early = states[-1], states[self.skip_from]
         again = run_layers(self.head, late[:, 0], early, batch["attention_mask"])
-        return _row(labels, self._log_likelihood(late, batch), self._log_likelihood(again, batch), vectors=late[:, 0])
+        return self.terms(batch, late, again, vectors=late[:, 0])
 
 
 class CotMae(PretrainModel):
@@ -154,13 +161,10 @@ class CotMae(PretrainModel):
         Text i of the contexts is the y of text i of the passages, so a row of the second depends on both: a piece must hold both.
         """
         encoder: Any = self.retriever.encoder
-        states = self._states(passages)[-1]
+        states = self.states(passages)[-1]
         embedded = encoder.embeddings(input_ids=contexts["input_ids"])
         decoded = run_layers(self.decoder, states[:, 0], embedded, contexts["attention_mask"])
-        return (
-            _row(passages["labels"], self._log_likelihood(states, passages)),
-            _row(contexts["labels"], self._log_likelihood(decoded, contexts)),
-        )
+        return self.terms(passages, states), self.terms(contexts, decoded)
 
 
 def new_layers(encoder: PreTrainedModel, count: int) -> nn.TransformerEncoder:

@@ -18,10 +18,9 @@ def longest_batch(
     """A batch of the largest of `pieces`, every text as long as the model's lengths allow, and `most`; in pre-training tokens at its end are masked."""
     method = method_of(settings)
     lengths, masked = method.lengths(model), method.masked(settings)
-    lengths = {name: min(length, most or length) for name, length in lengths.items()}
     batch: Inputs = {}
     for name, count in largest_piece(settings, pieces).items():
-        shape = (count, lengths[name])
+        shape = (count, min(lengths[name], most or lengths[name]))
         batch[name] = {key: torch.ones(shape, dtype=torch.int64, device=device) for key in ("input_ids", "attention_mask")}
         if share := masked.get(name):
             first = round((1 - share) * shape[1])

@@ -337,7 +337,7 @@ def test_the_head_of_a_folder_gives_its_family_s_own_logits(family_folders, text
     batch = masked_batch(model, texts[:9])
     masked = batch["labels"] != NOT_MASKED
     with torch.no_grad():
-        ours = model.mlm_head(model._states(batch)[-1][masked], input_embeddings(model.retriever.encoder))
+        ours = model.mlm_head(model.states(batch)[-1][masked], input_embeddings(model.retriever.encoder))
         wanted = theirs(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[masked]
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
 

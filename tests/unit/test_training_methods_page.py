@@ -14,6 +14,7 @@ from training_data import TrainingData, make_training_data
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
 from raydense.models.dual_encoder import DualEncoder
+from raydense.models.masking import NOT_MASKED
 from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine
 from raydense.training.examples import Examples, read_examples
@@ -22,6 +23,7 @@ from raydense.training.ragged import Ragged
 from raydense.training.settings import PretrainSettings
 from raydense.training.step import forward_and_backward, run
 from raydense.training.texts import Texts
+from raydense.training.trial_batch import longest_batch
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
@@ -97,6 +99,52 @@ def test_negatives_of_simans_are_drawn_around_the_score_of_the_positive(
     drawn = np.concatenate([sampler.step(step)[0].negatives.ravel() for step in range(500)])
     expected = np.exp(-0.5 * (scores + 1) ** 2)
     np.testing.assert_allclose(np.bincount(drawn, minlength=5) / len(drawn), expected / expected.sum(), atol=0.04)
+
+
+def test_retromae_is_the_loss_of_both_maskings(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is trained in pieces, too, and its longest batch is made for the estimate of the memory."""
+    (tmp_path / "retromae.py").write_text(code_of_the_page()[4], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    corpus, output = str(data.root / "sample/corpus"), str(tmp_path / "o")
+    asked = PretrainSettings(method="retromae:RetroMae", model="tiny", corpus=corpus, output=output, batch_size=8, dropout=0.0)
+    kind, store = method_of(asked), PassageStore(corpus)
+    kind.make_tiny(store.passages(np.arange(len(store))), tmp_path / "tiny", 0)
+    examples, texts = kind.read(asked, store)
+    (part,) = Sampler(examples, asked).step(0)
+
+    def gradients(pieces: int, micro_batch: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        of_pieces, model = asked.model_copy(update={"micro_batch": micro_batch}), load_model(asked, str(tmp_path / "tiny")).train()
+        method = kind(of_pieces, model, texts, 0, 1)
+        measured = forward_and_backward(
+            TorchEngine(model, asked, torch.device("cpu"), "fp32"), method, method.prepare(part), pieces, [1] * pieces
+        )
+        return {name: float(value) for name, value in measured.items()}, {
+            name: p.grad for name, p in model.named_parameters() if p.grad is not None
+        }
+
+    whole, gradient = gradients(1)
+    cut, of_pieces = gradients(4, 2)
+    assert cut == pytest.approx(whole, rel=1e-4)
+    for name, value in of_pieces.items():
+        torch.testing.assert_close(value, gradient[name], rtol=1e-3, atol=1e-6)
+
+    model = load_model(asked, str(tmp_path / "tiny"))
+    batch = kind(asked, model, texts, 0, 1).prepare(part)
+    hidden = {name: (batch[name]["labels"] != NOT_MASKED) for name in ("passages", "decoded")}
+    assert not torch.equal(*hidden.values())
+    with torch.no_grad():
+        states = model.states(batch["passages"])[-1]
+        embedded = model.retriever.encoder.embeddings(input_ids=batch["decoded"]["input_ids"])
+        embedded[:, 0] = states[:, 0]
+        decoded = model.decoder(embedded, src_key_padding_mask=batch["decoded"]["attention_mask"] == 0)
+        wanted = []
+        for name, of in (("passages", states), ("decoded", decoded)):
+            logits = model.mlm_head(of[hidden[name]], model.retriever.encoder.get_input_embeddings().weight)
+            wanted.append(float(torch.nn.functional.cross_entropy(logits, batch[name]["labels"][hidden[name]])))
+    assert whole["loss"] == pytest.approx(sum(wanted), rel=1e-4)
+    assert [whole["mlm"], whole["decoder"]] == pytest.approx(wanted, rel=1e-4)
+    longest = longest_batch(model, asked, 1)
+    assert [one["input_ids"].shape for one in longest.values()] == [(8, asked.passage_length)] * 2
 
 
 def code_of_the_page() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Mlm(Method):
     """L = L_mlm: -log p of the masked tokens (query-as-context eq. 4), a mean over all workers' tokens.
 
-    A method whose settings have a `context` reads one with each passage.
+    A method whose settings have a `context` reads one with each passage. What else a method's model reads is in `masked`, see `prepare`.
     """
 
     adds = True
@@ -97,12 +98,14 @@ class Mlm(Method):
 
     @classmethod
     def lengths(cls, model: PretrainModel) -> dict[str, int]:
-        return dict.fromkeys(("passages", "contexts"), model.retriever.config.passage_length)
+        """As `Method.lengths`, of every kind that `masked` may name."""
+        return defaultdict(lambda: model.retriever.config.passage_length)
 
     def prepare(self, part: Part) -> Batch:
-        """As `Method.prepare`; masks and contexts are drawn for the whole part, so they are the same for any number of workers.
+        """As `Method.prepare`: texts of each kind of `masked`, contexts as `contexts`, under any other name the passages, with masks of their own.
 
-        `masked_passages` and `masked_contexts`, float32 without dimension, are the masked tokens of each kind.
+        Masks and contexts are drawn for the whole part, so they are the same for any number of workers. `masked_passages` and so on,
+        float32 without dimension, are the masked tokens of each kind.
         """
         import numpy as np
         import pyarrow as pa
@@ -115,12 +118,12 @@ class Mlm(Method):
         mine = slice(self.rank * share, (self.rank + 1) * share)
         rng = np.random.default_rng(part.random_state)
         passages, shares = self.texts.passages(part.query[mine]), self.masked(self.settings)
-        batch: Batch = {"passages": self._masked_batch(passages, shares["passages"], rng.random(self._shape(part)), mine)}
-        if "contexts" in shares:
-            contexts = self.texts.draw(part.query[mine], rng.random((len(part), 2))[mine])
-            batch["contexts"] = self._masked_batch(contexts, shares["contexts"], rng.random(self._shape(part)), mine)
-            if self.couples(self.settings):
-                batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + contexts)).view(np.int64))
+        batch: Batch = {}
+        for name, hidden in shares.items():
+            texts = self.texts.draw(part.query[mine], rng.random((len(part), 2))[mine]) if name == "contexts" else passages
+            batch[name] = self._masked_batch(texts, hidden, rng.random(self._shape(part)), mine)
+            if name == "contexts" and self.couples(self.settings):
+                batch["text_hash"] = torch.from_numpy(hash_strings(pa.array(passages + texts)).view(np.int64))
         return batch | {f"masked_{name}": (batch[name]["labels"] != NOT_MASKED).sum().float() for name in shares}
 
     def _shape(self, part: Part) -> tuple[int, int]:
