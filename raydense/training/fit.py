@@ -38,6 +38,7 @@ from raydense.training.loop import Job
 from raydense.training.loop_settings import LoopSettings
 from raydense.training.method import dev_interval, load_model, method_of
 from raydense.training.micro_batch import refuse_too_little, refuse_too_little_to_write
+from raydense.training.nodes_code import require_code
 from raydense.training.registered import newest_state
 from raydense.training.settings import dev_of
 from raydense.training.tracking import tracking
@@ -100,6 +101,7 @@ def _run(settings: LoopSettings, draft: Draft, shared: Place, make: MakeGenerati
     _check_model(settings)
     gpu = require_capacity(settings)
     _say_of_offload(settings, gpu)
+    require_code(settings)
     state = newest_state(shared)
     if state is not None:
         refuse_other_workers(draft.place, state, settings)

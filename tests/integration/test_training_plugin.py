@@ -134,3 +134,12 @@ def test_an_edited_method_does_not_go_on_from_a_checkpoint(joining: dict[str, st
     refused = run(99)
     assert refused.returncode == 2
     assert "model: was made from something else (method_code: " in refused.stderr.splitlines()[-1]
+
+
+def test_a_method_that_the_nodes_lack_is_one_line_before_the_workers_start(joining: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "driver_only.py").write_text("from raydense_hinge import Hinge\nclass Mine(Hinge):\n    pass\n")
+    found = joining | {"PYTHONPATH": os.pathsep.join([str(tmp_path), joining["PYTHONPATH"]])}
+    refused = train(found, tmp_path, "driver_only:Mine")
+    assert refused.returncode == 2
+    assert "objective: no module 'driver_only' on a node of the cluster; install its package, or" in refused.stderr.splitlines()[-1]
+    assert "Traceback" not in refused.stderr
