@@ -468,7 +468,7 @@ def test_an_index_that_these_machines_could_not_make_or_keep_is_refused_before_t
             InputError, match=r"^index: a task of an index Flat of 2\d\d x 128 in 1 shard needs .*; --refresh.shards 2 or"
         ) as found:
             train(asked)
-    assert "elsewhere" not in str(found.value)
+    assert "skip_memory_check" not in str(found.value)
     with monkeypatch.context() as full:
         full.setattr(faiss_plan.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1_000}))
         with pytest.raises(InputError, match=r"an index Flat of 2\d\d x 128 in 1 shard needs .* of disk"):
