@@ -19,12 +19,17 @@ from raydense.retrieval.faiss_size import check_factory, size_of
 from raydense.retrieval.sharding import shards_for
 from raydense.runtime.session import ensure_ray
 from raydense.storage import Artifact, Place, begun_from, model_place
+from raydense.training.method import method_of
 from raydense.training.settings import RefreshSettings, TrainSettings
 
 
 def check_refresh(settings: TrainSettings, refresh: RefreshSettings) -> None:
     """InputError if the examples are qrels, their queries lack answers, the re-ranker is not trained, no passage of `refresh.qrels` is
-    in the corpus, or the index of the corpus can not be made, held or searched as the settings ask."""
+    in the corpus, new negatives would have no scores for a method that learns from them, or the index of the corpus can not be made,
+    held or searched as the settings ask."""
+    if method_of(settings).needs_scores and not refresh.reranker:
+        what = f"objective {settings.objective} learns from a teacher's scores, and new negatives have none"
+        raise InputError(what, "refresh.reranker", "name a trained re-ranker, whose scores they get, or leave refresh out")
     Artifact.open(settings.examples, "examples")
     if refresh.without_answers:
         asked = read_table(settings.examples, "examples", ["query_id"])["query_id"]

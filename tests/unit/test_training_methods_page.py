@@ -13,8 +13,10 @@ from training_data import TrainingData, make_training_data
 
 from raydense.data.store import PassageStore
 from raydense.data.tables import read_table
+from raydense.errors import InputError
 from raydense.models.dual_encoder import DualEncoder
 from raydense.models.masking import NOT_MASKED
+from raydense.refresh.check import check_refresh
 from raydense.training.batches import Sampler
 from raydense.training.engine import TorchEngine
 from raydense.training.examples import Examples, read_examples
@@ -99,6 +101,17 @@ def test_negatives_of_simans_are_drawn_around_the_score_of_the_positive(
     drawn = np.concatenate([sampler.step(step)[0].negatives.ravel() for step in range(500)])
     expected = np.exp(-0.5 * (scores + 1) ** 2)
     np.testing.assert_allclose(np.bincount(drawn, minlength=5) / len(drawn), expected / expected.sum(), atol=0.04)
+
+
+def test_a_refresh_of_simans_needs_what_scores_its_negatives(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, second, simans, *_ = code_of_the_page()
+    (tmp_path / "simans.py").write_text(first + second + simans, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = data.settings(tmp_path / "o", objective="simans:SimANS", refresh={"every": 5})
+    with pytest.raises(
+        InputError, match=r"refresh.reranker: objective simans:SimANS learns from a teacher's scores, and new negatives have"
+    ):
+        check_refresh(asked, asked.refresh)
 
 
 def test_retromae_is_the_loss_of_both_maskings(data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
