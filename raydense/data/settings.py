@@ -359,7 +359,9 @@ class ExportSettings(Settings):
 
 
 def _unused(format: str, run: bool) -> list[str]:
-    """The settings that an export in this format, of a run or of something else, has no place for."""
+    """The settings that an export in this format, of a run or of something else, has no place for; a user's format may read them all."""
+    if format not in formats_that("write"):
+        return []
     users = {"tag": format == "trec" and run, "trained_on": format == "hub"}
     users |= dict.fromkeys(("license", "language"), format in ("huggingface", "hub"))
     return [name for name, used in users.items() if not used]
