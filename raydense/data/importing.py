@@ -71,8 +71,13 @@ def _source(settings: ImportSettings) -> Path:
 
 
 def _unchanged(tables: Iterable[pa.Table], settings: ImportSettings, made_from: dict[str, Any]) -> Iterator[pa.Table]:
-    """The tables; InputError after the last one, before anything is finished, as `_refuse_changed`."""
-    yield from tables
+    """The tables; InputError at one without a column, and after the last one, before anything is finished, as `_refuse_changed`."""
+    for table in tables:
+        for name in ("passage_id", "title", "text"):
+            if name not in table.column_names:
+                what = f"a table of {', '.join(table.column_names)} has no {name}"
+                raise InputError(what, f"{settings.format}.passages", "add the column")
+        yield table
     _refuse_changed(settings, made_from)
 
 

@@ -145,3 +145,11 @@ def test_a_fault_of_what_a_format_writes_is_one_line_too(folder: Path) -> None:
     assert not (folder / "out").exists()
     with pytest.raises(InputError, match="format: faq_writes:Faq has no read"):
         imported(folder, format, "other")
+
+
+def test_a_table_that_lacks_a_column_is_one_line(folder: Path) -> None:
+    table = "    def passages(self, source):\n        return [pa.table({'passage_id': ['1'], 'body': ['x']})], str\n"
+    format = put(folder, "faq_lacks", f"import pyarrow as pa\n{READ}pass\n{table}")
+    with pytest.raises(InputError, match=r"^faq_lacks:Faq.passages: a table of passage_id, body has no title; add the column$"):
+        rd.import_corpus(format, folder / "faq.tsv", folder / "alone")
+    assert not (folder / "alone").exists()
