@@ -13,7 +13,7 @@ from raydense.serving.settings import ServeSettings
 
 
 def nodes_for(gpus: float) -> list[dict[str, Any]]:
-    """The nodes that can take a process, which claims a CPU and so many GPUs, as Ray lists them."""
+    """The nodes that can take a process, which claims a CPU and so much of a GPU, as Ray lists them."""
     return [node for node in shard_nodes(False) if node["Resources"]["CPU"] >= 1 and node["Resources"].get("GPU", 0) >= gpus]
 
 
@@ -33,7 +33,7 @@ def _check(wanted: dict[str, tuple[int, float]]) -> None:
     """InputError unless a node has the CPU and GPUs of one process, and all nodes those of all; `wanted` are the processes and the GPUs of each."""
     for setting, (_, gpus) in wanted.items():
         if not nodes_for(gpus):
-            needs = f"a CPU and {gpus:g} GPU{'s' * (gpus > 1)} on one node" if gpus else "a CPU"
+            needs = f"a CPU and {gpus:g} GPU on one node" if gpus else "a CPU"
             raise InputError(f"a process needs {needs}, and there is none", setting, "give fewer GPUs" if gpus else "add a node")
     needed = {"CPU": sum(count for count, _ in wanted.values()), "GPU": sum(count * gpus for count, gpus in wanted.values())}
     for resource, amount in needed.items():

@@ -77,9 +77,9 @@ class ServeSettings(RetrieverSettings):
     corpus: FolderOrNone = artifact("corpus", "the passages of the index, if callers may ask for their titles and texts", None)
     shard_replicas: int = resource(1, "actors of each shard", ge=1)
     replicas: int = resource(1, "processes that handle requests, each with a query encoder", ge=1)
-    gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction; with 0 it uses none", ge=0)
+    gpus_per_replica: float = resource(0.0, "GPUs of one process; may be a fraction; with 0 it uses none", ge=0, le=1)
     reranker_replicas: int = resource(1, "processes of the re-ranker", ge=1)
-    gpus_per_reranker: float = resource(0.0, "GPUs of one process of the re-ranker; may be a fraction; with 0 it uses none", ge=0)
+    gpus_per_reranker: float = resource(0.0, "GPUs of one process of the re-ranker; may be a fraction; with 0 it uses none", ge=0, le=1)
     max_queries: int = resource(512, "queries of a request, at most", ge=1)
     max_hits: int = resource(
         50_000,

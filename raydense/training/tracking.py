@@ -107,8 +107,9 @@ def _mlflow(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
 
 
 def _wandb(tracker: Any, settings: LoopSettings, stack: ExitStack) -> Send:
-    project = os.environ.get("WANDB_PROJECT") or "raydense"  # what `init` is given overrides the environment
-    run = tracker.init(project=project, name=Path(settings.output).name, config=settings.shaping())
+    # what `init` is given overrides the environment
+    project, name = os.environ.get("WANDB_PROJECT") or "raydense", os.environ.get("WANDB_NAME") or Path(settings.output).name
+    run = tracker.init(project=project, name=name, config=settings.shaping())
     _end_with(stack, run, "wandb")
     return lambda line: run.log(_numbers(line), step=line["step"])
 

@@ -40,7 +40,6 @@ RERANKED = {"corpus": "c", "reranker": "m"}
 TOO_MUCH = [
     ([WORKER, LOST], {"replicas": 5}, "replicas: the processes need 5 CPUs, and the nodes have 4; give fewer, or more nodes"),
     ([HEAD, WORKER], {"gpus_per_replica": 1}, "replicas: a process needs a CPU and 1 GPU on one node, and there is none; give fewer GPUs"),
-    ([V100], {"gpus_per_replica": 2}, "replicas: a process needs a CPU and 2 GPUs on one node, and there is none; give fewer GPUs"),
     ([HEAD], {}, "replicas: a process needs a CPU, and there is none; add a node"),
     (
         [WORKER],

@@ -13,8 +13,12 @@ from raydense.training.settings import TrainSettings
 from raydense.training.tracking import tracking
 
 
-@pytest.mark.parametrize(("variable", "project"), [(None, "raydense"), ("", "raydense"), ("mine", "mine")])
-def test_a_run_of_wandb_is_in_the_project_of_the_environment(variable: str | None, project: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "project", "name"), [(None, "raydense", "first"), ("", "raydense", "first"), ("mine", "mine", "mine")]
+)
+def test_a_run_of_wandb_has_the_project_and_name_of_the_environment(
+    variable: str | None, project: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: dict[str, Any] = {}
 
     def init(**given: Any) -> Any:
@@ -23,10 +27,11 @@ def test_a_run_of_wandb_is_in_the_project_of_the_environment(variable: str | Non
 
     monkeypatch.setattr(tracking_module, "find_spec", lambda name: object())
     monkeypatch.setattr(tracking_module, "import_module", lambda name: SimpleNamespace(init=init))
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("WANDB_PROJECT", variable)
+    for key in ("WANDB_PROJECT", "WANDB_NAME"):
+        monkeypatch.delenv(key, raising=False)
+        if variable is not None:
+            monkeypatch.setenv(key, variable)
     settings = TrainSettings(objective="retriever", model="tiny", corpus="c", queries="q", examples="e", output="runs/first", track="wandb")
     with tracking(settings):
         pass
-    assert (begun["project"], begun["name"]) == (project, "first")
+    assert (begun["project"], begun["name"]) == (project, name)
