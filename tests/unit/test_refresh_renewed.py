@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,14 +38,14 @@ def write_run(output: Path, ranking: Ranking, cut: int) -> Artifact:
     return draft.finish(sum(map(len, ranking)), kind="faiss")
 
 
-def examples(of: dict[int, list[int]], scores: bool = True, source: str = "old") -> pa.Table:
-    """Examples whose scores give the source and the passage of each negative."""
+def examples(of: dict[int, list[int]], unscored: Collection[int] = (), source: str = "old") -> pa.Table:
+    """Examples whose scores give the source and the passage of each negative, null for the queries `unscored`."""
     sign = 1 if source == "old" else -1
     columns = {
         "query_id": [f"q{q}" for q in of],
         "positives": [[q] for q in of],
         "negatives": list(of.values()),
-        "negative_scores": [[float(sign * row) for row in rows] if scores else None for rows in of.values()],
+        "negative_scores": [None if q in unscored else [float(sign * row) for row in rows] for q, rows in of.items()],
         "negative_sources": [[source] * len(rows) for rows in of.values()],
     }
     return pa.table(columns, schema=pa.schema([SCHEMAS["examples"].field(name) for name in columns]))
@@ -74,15 +75,17 @@ def test_what_changed_and_what_stands(store: PassageStore, now: Ranking, before:
 
 
 @settings(deadline=None)
-@given(st.data(), negatives, st.sets(st.integers(0, QUERIES - 1)), st.integers(1, 4), st.integers(0, 3), st.booleans())
+@given(
+    st.data(), negatives, st.sets(st.integers(0, QUERIES - 1)), st.integers(1, 4), st.integers(0, 3), st.sets(st.integers(0, QUERIES - 1))
+)
 def test_new_negatives_come_after_those_that_stand(
-    data: st.DataObject, old: Ranking, with_new: set[int], least: int, more: int, scores: bool
+    data: st.DataObject, old: Ranking, with_new: set[int], least: int, more: int, unscored: set[int]
 ) -> None:
     most = least + more
     drawn = {q: [row for row in data.draw(st.permutations(range(PASSAGES))) if row not in old[q]][:most] for q in sorted(with_new)}
     flags = data.draw(st.lists(st.booleans(), min_size=sum(map(len, old)), max_size=sum(map(len, old))))
     table, renewed_rows = renewed(
-        examples(dict(enumerate(old)), scores), examples(drawn, source="new"), np.array(flags, dtype=bool), TEXTS, least, most
+        examples(dict(enumerate(old)), unscored), examples(drawn, source="new"), np.array(flags, dtype=bool), TEXTS, least, most
     )
     flag = iter(flags)
     standing_of = [[row for row in rows if next(flag)] for rows in old]
@@ -96,10 +99,8 @@ def test_new_negatives_come_after_those_that_stand(
         assert bool(renewed_rows[q]) == is_new
         got = {name: table[f"negative{name}"][q].as_py() for name in ("s", "_scores", "_sources")}
         assert list(zip(got["s"], got["_sources"], strict=True)) == wanted
-        assert got["_scores"] == [float(row) if source == "old" else -float(row) for row, source in wanted] or not scores
-        assert scores or [score for score, (_, source) in zip(got["_scores"], wanted, strict=True) if source == "old"] == [None] * sum(
-            source == "old" for _, source in wanted
-        )
+        score_of = {"old": lambda row, q=q: None if q in unscored else float(row), "new": lambda row: -float(row)}
+        assert got["_scores"] == [score_of[source](row) for row, source in wanted]
     assert table["query_id"].to_pylist() == [f"q{q}" for q in range(QUERIES)]
     later = {(q, row) for q in range(QUERIES) if renewed_rows[q] for row in table["negatives"][q].as_py()}
     fresh = [pair for pair in later if pair[1] not in old[pair[0]]]
