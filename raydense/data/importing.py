@@ -58,7 +58,7 @@ def import_corpus(format: str, input: str | os.PathLike[str], output: str | os.P
     draft = Draft.open(output, "corpus", made_from)
     with gone_if_refused(draft, partial(_stays, draft, finished)), faults_of(format):
         tables, at = load_format(format).passages(_source(settings))
-        return write_corpus(draft, (_unchanged(tables, settings, made_from), at), shard_rows)
+        return write_corpus(draft, (_checked(tables, settings, made_from), at), shard_rows)
 
 
 def _check_there(settings: ImportSettings) -> None:
@@ -70,7 +70,7 @@ def _source(settings: ImportSettings) -> Path:
     return Path(settings.input) if settings.by_name else Place.of(settings.input).source()
 
 
-def _unchanged(tables: Iterable[pa.Table], settings: ImportSettings, made_from: dict[str, Any]) -> Iterator[pa.Table]:
+def _checked(tables: Iterable[pa.Table], settings: ImportSettings, made_from: dict[str, Any]) -> Iterator[pa.Table]:
     """The tables; InputError at one without a column, and after the last one, before anything is finished, as `_refuse_changed`."""
     for table in tables:
         for name in ("passage_id", "title", "text"):
